@@ -1,0 +1,99 @@
+"""The event log as the services see it: two adapters, one contract (``tests/pipeline``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """What is appended. ``value`` None is a tombstone."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredMessage:
+    """What is read: the message, where it lies and when it was appended (UTC)."""
+
+    partition: int
+    offset: int
+    appended_at: datetime
+    message: Message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicSpec:
+    """A topic as declared. A compacted topic keeps at least the newest message of every key."""
+
+    name: str
+    num_partitions: int
+    is_compacted: bool = False
+
+
+class EventLog(Protocol):
+    """Ordered, durable, partitioned topics.
+
+    Messages with the same key land in the same partition, in the order of appending. Offsets
+    only grow; compaction may leave gaps.
+    """
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create the topic; a no-op if it exists as declared.
+
+        Raises:
+            TopicMismatchError: If it exists with other partitions or another cleanup policy.
+        """
+
+    def num_partitions(self, topic: str) -> int:
+        """Return the number of partitions.
+
+        Raises:
+            UnknownTopicError: If the topic does not exist.
+        """
+
+    def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
+        """Append in order and return (partition, offset) of each, once all are durable."""
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_messages: int = 500,
+        timeout_seconds: float = 0.0,
+    ) -> Sequence[StoredMessage]:
+        """Return messages from ``offset`` on, waiting at most ``timeout_seconds`` for the first."""
+
+    def begin_offset(self, topic: str, partition: int) -> int:
+        """Return the first offset that may still be read."""
+
+    def end_offset(self, topic: str, partition: int) -> int:
+        """Return the offset that the next message will get."""
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Store a consumer position: the first offset not consumed."""
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """Return the stored position, or None."""
+
+    def close(self) -> None:
+        """Release everything; idempotent."""
+
+
+class EventLogError(Exception):
+    """The event log could not do what was asked; the message names the topic and the cure."""
+
+
+class UnknownTopicError(EventLogError):
+    """The topic does not exist."""
+
+
+class TopicMismatchError(EventLogError):
+    """The topic exists with another shape than declared."""

@@ -1,0 +1,1 @@
+"""The contracts: events, their wire and Parquet forms, and the one error that refuses them."""

@@ -1,0 +1,19 @@
+"""The one error that every refusal of a contract raises."""
+
+from __future__ import annotations
+
+
+class ContractError(ValueError):
+    """A message breaks its contract.
+
+    Attributes:
+        path: Where, as dotted names and indices, for example ``rounds.num_accepted_tokens[3]``.
+        found: The value that was found, as text.
+        expected: What the contract asks for, as text.
+    """
+
+    def __init__(self, path: str, *, found: object, expected: object) -> None:
+        self.path = path
+        self.found = str(found)
+        self.expected = str(expected)
+        super().__init__(f"{path}: found {self.found}, expected {self.expected}")

@@ -1,0 +1,314 @@
+"""The three messages of the loop, as frozen dataclasses that are checked once, when built.
+
+Axes used in the shapes below:
+
+- ``R`` rounds of the segment, ``P`` verified positions of the segment,
+- ``W`` scored windows, ``K`` levels of a window (the logged ``num_speculative_tokens``),
+- ``N`` drafters, in the order of ``VerificationEvent.drafters``,
+- ``C`` tokens kept of the target's distribution per position.
+
+Positions count tokens of the whole sequence from 0, prompt included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas import checks
+
+NO_DRAFTER = -1
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; ``UNFINISHED`` on every segment but the last."""
+
+    UNFINISHED = "unfinished"
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    ERROR = "error"
+
+
+class AcceptanceRule(StrEnum):
+    """How verification decides (notes on the estimators: selection.md section 1.2)."""
+
+    GREEDY = "greedy"
+    ONE_HOT = "one_hot"
+    SPECULATIVE_SAMPLING = "speculative_sampling"
+
+
+class ReleaseState(StrEnum):
+    """Life of one version of a drafter's weights."""
+
+    CANDIDATE = "candidate"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    LIVE = "live"
+    RETIRED = "retired"
+    ROLLED_BACK = "rolled_back"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterVersion:
+    """One drafter of the pool as it was when the segment was decoded.
+
+    ``weights_version`` is 0 for a drafter without parameters. ``draft_vocabulary_hash`` is empty
+    for a drafter that can propose every token of the target.
+    """
+
+    drafter_id: str
+    weights_version: int
+    draft_vocabulary_hash: str = ""
+
+    def __post_init__(self) -> None:
+        checks.identifier("drafter_id", self.drafter_id)
+        checks.at_least("weights_version", self.weights_version, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingRule:
+    """How the target's distribution was processed before verification.
+
+    ``temperature`` is 0 exactly when ``acceptance_rule`` is greedy. ``top_p`` is in (0, 1];
+    ``top_k`` is 0 for "no limit".
+    """
+
+    acceptance_rule: AcceptanceRule
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        checks.sampling_rule(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounds:
+    """The verifications of a segment, one element each, shape (R,).
+
+    Attributes:
+        first_position: int32, position of the round's first emitted token.
+        drafter_index: int16, index into ``drafters``, or ``NO_DRAFTER``.
+        num_draft_tokens: int16, tokens proposed, 0..K.
+        num_accepted_tokens: int16, tokens accepted **without** bonus, 0..num_draft_tokens.
+        num_emitted_tokens: int16, tokens that reached the output, bonus included; accepted + 1
+            unless the request's end cut the round short.
+        selection_probability: float32, the drafter's probability when selected, in (0, 1].
+        draft_seconds, verify_seconds, score_seconds: float32, monotonic clock, >= 0.
+    """
+
+    first_position: NDArray[np.int32]
+    drafter_index: NDArray[np.int16]
+    num_draft_tokens: NDArray[np.int16]
+    num_accepted_tokens: NDArray[np.int16]
+    num_emitted_tokens: NDArray[np.int16]
+    selection_probability: NDArray[np.float32]
+    draft_seconds: NDArray[np.float32]
+    verify_seconds: NDArray[np.float32]
+    score_seconds: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredWindows:
+    """Every drafter scored on verified windows (full information).
+
+    Level ``k`` (array index ``k - 1``) of the window that starts at ``t`` is the drafter's
+    prediction of position ``t + k - 1`` as it would have been made from ``t``. A window is
+    logged only once complete: it has all K levels, or the request has ended and the levels that
+    exist are all verified (``num_levels`` < K, the same for all drafters).
+
+    Attributes:
+        start: int32 (W,), position of level 1, strictly increasing.
+        num_levels: int16 (W,), levels that exist, 1..K.
+        acceptance_probability: float16 (W, K, N), in [0, 1]; NaN = not scored.
+        realised_acceptance: float16 (W, K, N), in [0, 1]; NaN = not scored.
+    """
+
+    start: NDArray[np.int32]
+    num_levels: NDArray[np.int16]
+    acceptance_probability: NDArray[np.float16]
+    realised_acceptance: NDArray[np.float16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureReference:
+    """Where the target's hidden states of this segment are recorded.
+
+    Row ``i`` of the recorded array is the target's last hidden state (after the final norm) that
+    predicted the token at ``first_position + i``; ``num_rows`` equals the segment's positions.
+    """
+
+    uri: str
+    first_row: int
+    num_rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """What the user wrote and read; present only where the stream has consented.
+
+    Attributes:
+        prompt_token_ids: int32, the prompt, in the first segment only (else empty).
+        token_ids: int32 (P,), the verified tokens of the segment.
+        target_top_token_ids: int32 (P, C), the target's most probable tokens.
+        target_top_log_probabilities: float16 (P, C), natural logarithms at temperature 1.
+        target_tail_mass: float16 (P,), probability outside the C tokens.
+        features: Recorded hidden states, if any.
+    """
+
+    prompt_token_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+    target_top_token_ids: NDArray[np.int32]
+    target_top_log_probabilities: NDArray[np.float16]
+    target_tail_mass: NDArray[np.float16]
+    features: FeatureReference | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerificationEvent:
+    """One segment of one request: consecutive verified positions under unchanged versions.
+
+    The message key is ``stream``; the idempotence key is (worker_id, worker_epoch, sequence).
+    """
+
+    event_id: str
+    worker_id: str
+    worker_epoch: int
+    sequence: int
+    produced_at: datetime
+    stream: str
+    request_id: str
+    segment_index: int
+    is_final: bool
+    finish_reason: FinishReason
+    target_id: str
+    target_fingerprint: str
+    tokenizer_hash: str
+    policy_name: str
+    policy_version: int
+    drafters: tuple[DrafterVersion, ...]
+    sampling: SamplingRule
+    num_speculative_tokens: int
+    num_prompt_tokens: int
+    first_position: int
+    num_positions: int
+    rounds: Rounds
+    windows: ScoredWindows
+    content: Content | None = None
+
+    def __post_init__(self) -> None:
+        checks.verification_event(self)
+
+    @property
+    def drafter_ids(self) -> tuple[str, ...]:
+        """Ids in the order that indexes every per-drafter array."""
+        return tuple(drafter.drafter_id for drafter in self.drafters)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """Measured seconds per drafter, each shape (N,), and per verification.
+
+    ``draft_seconds`` is per drafted token, ``score_seconds`` per scored window,
+    ``verify_seconds`` per verification with 1..K+1 rows, shape (K + 1,). NaN = never measured.
+    """
+
+    draft_seconds: NDArray[np.float64]
+    score_seconds: NDArray[np.float64]
+    verify_seconds: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watermark:
+    """Up to where events are contained in a published state.
+
+    Attributes:
+        partition_to_offset: Per partition, the first offset **not** contained.
+        worker_to_sequence: Per ``"<worker_id>/<worker_epoch>"``, the highest contained sequence.
+    """
+
+    partition_to_offset: Mapping[int, int] = field(default_factory=dict)
+    worker_to_sequence: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.watermark(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyPublished:
+    """The learner's whole state of one stream, on a compacted topic with key = stream.
+
+    ``version`` counts the events learned in this stream, so it depends on the events alone.
+
+    Attributes:
+        log_weights: float64 (N,), the learner's log-weights over drafters.
+        accumulators: Named float64 arrays, all that the learner needs to go on.
+        selection_probabilities: float64 (N,), sums to 1.
+        num_speculative_tokens: Per drafter, shape (N,), int16.
+    """
+
+    stream: str
+    version: int
+    parent_version: int
+    produced_at: datetime
+    learner_id: str
+    policy_name: str
+    drafters: tuple[DrafterVersion, ...]
+    log_weights: NDArray[np.float64]
+    accumulators: Mapping[str, NDArray[np.float64]]
+    selection_probabilities: NDArray[np.float64]
+    num_speculative_tokens: NDArray[np.int16]
+    cost: CostModel
+    watermark: Watermark
+
+    def __post_init__(self) -> None:
+        checks.policy_published(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateEvidence:
+    """Acceptance length of the released and the previous version on the same windows.
+
+    Lengths are mean acceptance lengths, bonus included, with a 95 % interval of the paired
+    difference; NaN where nothing was compared (a first version).
+    """
+
+    num_windows: int
+    new_acceptance_length: float
+    old_acceptance_length: float
+    difference_low: float
+    difference_high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterReleased:
+    """A version of a drafter's weights changed its state; compacted topic, key = drafter id.
+
+    ``artifact_uri`` names the folder of the version; ``manifest_sha256`` proves its manifest.
+    ``training_window`` names the events that trained it. ``parent_version`` is -1 for the first.
+    """
+
+    drafter_id: str
+    version: int
+    parent_version: int
+    state: ReleaseState
+    produced_at: datetime
+    artifact_uri: str
+    manifest_sha256: str
+    architecture: str
+    target_fingerprint: str
+    tokenizer_hash: str
+    draft_vocabulary_hash: str
+    training_window: Watermark
+    evidence: GateEvidence | None
+    reason: str
+
+    def __post_init__(self) -> None:
+        checks.drafter_released(self)
