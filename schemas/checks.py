@@ -26,7 +26,7 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}")
 def identifier(path: str, value: str) -> None:
     """Refuse an id that could not name a folder, a topic key or a label."""
     if not IDENTIFIER.fullmatch(value):
-        raise ContractError(path, found=repr(value[:220]), expected=f"match of {IDENTIFIER.pattern}")
+        raise ContractError(path, found=repr(value[:220]), expected=f"/{IDENTIFIER.pattern}/")
 
 
 def at_least(path: str, value: float, lowest: float) -> None:
