@@ -1,0 +1,345 @@
+"""The drafter registry: every version of every drafter's weights, written once, checked on load.
+
+``drafters/<drafter_id>/<version>/`` holds safetensors, the config, a model card and
+``manifest.json``, which names every file with its size and sha256. A release carries the sha256
+of the manifest, so one hash in a message proves the whole folder. Pickle is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from pipeline.storage import ArtifactError, Storage, temporary_name
+from schemas import checks
+from schemas.errors import ContractError
+
+__all__ = [
+    "ArtifactError",
+    "DrafterRegistry",
+    "Json",
+    "LoadedArtifact",
+    "StoredArtifact",
+    "TensorSpec",
+]
+
+FORMAT = "draftloop-drafter"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+FILE_NAMES = {
+    "weights": "weights.safetensors",
+    "training_state": "training_state.safetensors",
+    "config": "config.json",
+    "card": "README.md",
+}
+
+Json: TypeAlias = Any
+"""A value of a config: None, bool, number, text, list or mapping of these."""
+
+TensorSpec: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype that a tensor must have."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredArtifact:
+    """A version as it was published; ``uri`` is relative to the registry's root."""
+
+    uri: str
+    manifest_sha256: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedArtifact:
+    """A version in memory: its config and its tensors, sharing no memory with any file."""
+
+    config: Mapping[str, Json]
+    tensors: Mapping[str, torch.Tensor]
+
+
+class DrafterRegistry:
+    """Writes, reads, lists and prunes versions.
+
+    Args:
+        root: Folder or fsspec URL that holds ``drafters/``.
+        now: The clock for the manifest's ``created``, in UTC.
+    """
+
+    def __init__(
+        self, root: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._storage = Storage(root)
+        self._now = now
+
+    def write(
+        self,
+        drafter_id: str,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        config: Mapping[str, Json],
+        *,
+        training_state: Mapping[str, torch.Tensor] | None = None,
+        card: str = "",
+    ) -> StoredArtifact:
+        """Publish one version, durable and visible as a whole when this returns.
+
+        Args:
+            drafter_id: An identifier.
+            version: >= 0, never published before for this drafter.
+            tensors: The weights; tied and non-contiguous ones are stored as copies.
+            config: What is needed to build the drafter; JSON without NaN.
+            training_state: Optimizer and master weights, read by the trainer alone.
+            card: Model card in Markdown; a short one is written if empty.
+
+        Raises:
+            ArtifactError: If the version exists, a value is not finite, or the store refuses.
+        """
+        folder = self._folder(drafter_id, version)
+        contents = {
+            "weights": _tensor_bytes(f"{folder}/{FILE_NAMES['weights']}", tensors),
+            "config": _config_bytes(f"{folder}/{FILE_NAMES['config']}", config),
+            "card": (card or f"# {drafter_id}, version {version}\n").encode(),
+        }
+        if training_state is not None:
+            where = f"{folder}/{FILE_NAMES['training_state']}"
+            contents["training_state"] = _tensor_bytes(where, training_state)
+        # Objects cannot be renamed as a folder: unique names keep two publishers apart there.
+        prefix = "" if self._storage.is_local else f"{temporary_name()[1:13]}-"
+        names = {role: prefix + FILE_NAMES[role] for role in contents}
+        manifest = _manifest_bytes(drafter_id, version, self._now(), names, contents)
+        files = {names[role]: data for role, data in contents.items()} | {MANIFEST: manifest}
+        self._storage.publish_folder(folder, files, visible_by=MANIFEST)
+        return StoredArtifact(uri=folder, manifest_sha256=_digest(manifest), version=version)
+
+    def read(
+        self,
+        uri: str,
+        *,
+        manifest_sha256: str,
+        expected: Mapping[str, TensorSpec] | None = None,
+    ) -> LoadedArtifact:
+        """Load a version after checking everything that can be checked.
+
+        Args:
+            uri: Folder of the version, as published.
+            manifest_sha256: From the release.
+            expected: Name to shape and dtype of every tensor, or None to take what is there.
+
+        Raises:
+            ArtifactError: If a hash, size, name, shape, dtype or value is not as expected.
+        """
+        manifest = self._manifest(uri, manifest_sha256)
+        config = _parse_json(f"{uri}/config", self._file(uri, manifest, "config"))
+        tensors = self._tensors(uri, manifest, "weights")
+        if expected is not None:
+            _check_specs(uri, tensors, expected)
+        return LoadedArtifact(config=config, tensors=tensors)
+
+    def read_config(self, uri: str, *, manifest_sha256: str) -> Mapping[str, Json]:
+        """Load the config alone, to learn which tensors to expect."""
+        manifest = self._manifest(uri, manifest_sha256)
+        return _parse_json(f"{uri}/config", self._file(uri, manifest, "config"))
+
+    def read_training_state(self, uri: str, *, manifest_sha256: str) -> Mapping[str, torch.Tensor]:
+        """Load the trainer's tensors, checked like the weights."""
+        return self._tensors(uri, self._manifest(uri, manifest_sha256), "training_state")
+
+    def versions(self, drafter_id: str) -> list[int]:
+        """Return the published versions in ascending order, as their manifests number them.
+
+        A folder whose manifest cannot be read or names something else is left out and logged.
+        """
+        checks.identifier("drafter_id", drafter_id)
+        found = []
+        for name in self._storage.children(f"drafters/{drafter_id}"):
+            uri = f"drafters/{drafter_id}/{name}"
+            if not self._storage.exists(f"{uri}/{MANIFEST}"):
+                continue
+            try:
+                found.append(int(self._manifest(uri, None)["version"]))
+            except ArtifactError as error:
+                logger.warning("not a version, left out: %s", error)
+        return sorted(found)
+
+    def prune(self, drafter_id: str, keep: int, protected: Collection[int]) -> list[int]:
+        """Delete all but the newest ``keep`` versions and the protected ones.
+
+        Args:
+            drafter_id: An identifier.
+            keep: >= 1.
+            protected: Versions in use anywhere; never deleted.
+
+        Returns:
+            The deleted versions, ascending.
+        """
+        if keep < 1:
+            raise ValueError(f"keep={keep} outside 1..: it would delete every version")
+        candidates = self.versions(drafter_id)[:-keep]
+        doomed = [version for version in candidates if version not in protected]
+        for version in doomed:
+            self._storage.delete_folder(self._folder(drafter_id, version), visible_by=MANIFEST)
+        return doomed
+
+    def _folder(self, drafter_id: str, version: int) -> str:
+        try:
+            checks.identifier("drafter_id", drafter_id)
+            checks.at_least("version", version, 0)
+        except ContractError as error:
+            raise ArtifactError(
+                f"drafters/{drafter_id[:220]!r}", found=error.found, expected=error.expected
+            ) from error
+        return f"drafters/{drafter_id}/{version}"
+
+    def _manifest(self, uri: str, manifest_sha256: str | None) -> Mapping[str, Json]:
+        path = self._storage.resolve(uri)
+        data = self._storage.read(f"{uri.rstrip('/')}/{MANIFEST}")
+        if manifest_sha256 is not None and _digest(data) != manifest_sha256:
+            raise ArtifactError(
+                f"{path}/{MANIFEST}",
+                found=f"sha256 {_digest(data)}",
+                expected=f"sha256 {manifest_sha256}",
+            )
+        manifest = _parse_json(f"{path}/{MANIFEST}", data)
+        _check_manifest(path, manifest)
+        return manifest
+
+    def _file(self, uri: str, manifest: Mapping[str, Json], role: str) -> bytes:
+        if role not in manifest["files"]:
+            raise ArtifactError(
+                self._storage.resolve(uri), found=sorted(manifest["files"]), expected=f"a {role}"
+            )
+        entry = manifest["files"][role]
+        reference = f"{uri.rstrip('/')}/{entry['name']}"
+        data = self._storage.read(reference)
+        for what, found, expected in (
+            ("size", len(data), entry["size_bytes"]),
+            ("sha256", _digest(data), entry["sha256"]),
+        ):
+            if found != expected:
+                raise ArtifactError(
+                    self._storage.resolve(reference),
+                    found=f"{what} {found}",
+                    expected=f"{what} {expected}",
+                )
+        return data
+
+    def _tensors(
+        self, uri: str, manifest: Mapping[str, Json], role: str
+    ) -> Mapping[str, torch.Tensor]:
+        data = self._file(uri, manifest, role)
+        where = f"{self._storage.resolve(uri)}/{manifest['files'][role]['name']}"
+        try:
+            tensors = safetensors.torch.load(data)
+        except SafetensorError as error:
+            raise ArtifactError(where, found=error, expected="safetensors") from error
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        _check_finite(where, copies)
+        return copies
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def _tensor_bytes(where: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Serialise copies, so that tied and strided tensors are stored as they read."""
+    copies = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
+    _check_finite(where, copies)
+    return safetensors.torch.save(copies)
+
+
+def _config_bytes(where: str, config: Mapping[str, Json]) -> bytes:
+    try:
+        return json.dumps(dict(config), indent=2, sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(where, found=error, expected="JSON without NaN") from error
+
+
+def _manifest_bytes(
+    drafter_id: str,
+    version: int,
+    created: datetime,
+    names: Mapping[str, str],
+    contents: Mapping[str, bytes],
+) -> bytes:
+    files = {
+        role: {"name": names[role], "size_bytes": len(data), "sha256": _digest(data)}
+        for role, data in contents.items()
+    }
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "drafter_id": drafter_id,
+        "version": version,
+        "created": created.isoformat(),
+        "files": files,
+    }
+    return json.dumps(manifest, indent=2, sort_keys=True).encode()
+
+
+def _parse_json(where: str, data: bytes) -> Mapping[str, Json]:
+    try:
+        parsed = json.loads(data)
+    except ValueError as error:
+        raise ArtifactError(where, found=error, expected="JSON") from error
+    if not isinstance(parsed, dict):
+        raise ArtifactError(where, found=type(parsed).__name__, expected="a JSON object")
+    return parsed
+
+
+def _check_manifest(path: str, manifest: Mapping[str, Json]) -> None:
+    """Refuse a manifest of another format, a newer one, or one of another folder."""
+    where = f"{path}/{MANIFEST}"
+    drafter_id, version = path.split("/")[-2:]
+    for key, expected in (("format", FORMAT), ("format_version", FORMAT_VERSION)):
+        if manifest.get(key) != expected:
+            raise ArtifactError(f"{where}: {key}", found=manifest.get(key), expected=expected)
+    named = f"{manifest.get('drafter_id')}/{manifest.get('version')}"
+    if named != f"{drafter_id}/{version}":
+        raise ArtifactError(
+            where, found=f"the manifest of {named}", expected=f"of {drafter_id}/{version}"
+        )
+    files = manifest.get("files")
+    keys = {"name", "size_bytes", "sha256"}
+    if not isinstance(files, dict) or not all(
+        isinstance(entry, dict) and keys <= entry.keys() for entry in files.values()
+    ):
+        raise ArtifactError(f"{where}: files", found=files, expected=f"entries of {sorted(keys)}")
+
+
+def _check_finite(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ArtifactError(
+                f"{where}: {name}", found=f"{bad} values NaN or infinite", expected="finite values"
+            )
+
+
+def _check_specs(
+    where: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]
+) -> None:
+    if tensors.keys() != expected.keys():
+        raise ArtifactError(
+            where,
+            found=f"tensors {sorted(tensors.keys() - expected.keys())} not expected",
+            expected=f"tensors {sorted(expected.keys() - tensors.keys())} not found",
+        )
+    for name, (shape, dtype) in expected.items():
+        tensor = tensors[name]
+        found: TensorSpec = (tuple(tensor.shape), tensor.dtype)
+        if found != (shape, dtype):
+            raise ArtifactError(f"{where}: {name}", found=found, expected=(shape, dtype))
