@@ -1,0 +1,373 @@
+"""The Kafka event log: the same contract on a broker, through kafka-python.
+
+Clients are made at first use, so importing this module or building the adapter opens nothing and
+may happen before a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource
+from kafka.errors import (
+    InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    OffsetOutOfRangeError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from kafka.structs import OffsetAndMetadata
+
+from pipeline.eventlog.ports import (
+    EventLogError,
+    Message,
+    StoredMessage,
+    TopicMismatchError,
+    TopicSpec,
+    UnknownTopicError,
+)
+
+MAX_MESSAGE_BYTES = 8 * 2**20
+"""Largest message that our topics and our producer accept."""
+
+_BATCH_BYTES = 256 * 2**10
+_LINGER_SECONDS = 0.005
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class _GuardedConsumer:
+    """A consumer, which is not thread safe, with the lock that every use must hold."""
+
+    consumer: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class KafkaEventLog:
+    """Event log on a Kafka broker.
+
+    A message with a key goes to the partition that every Kafka client would choose (murmur2);
+    one without key to any. If an append fails, some of its messages may be stored: repeat it,
+    readers drop repeats by their idempotence key. Threads may share one instance; processes use
+    one each.
+
+    Args:
+        bootstrap_servers: ``host:port`` of one or more brokers.
+        timeout_seconds: How long a call waits for the broker before it gives up, > 0.
+        compression: Codec of the batches, ``lz4`` or ``zstd``.
+        replication_factor: Copies of the topics made here; -1 for the broker's default.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: Sequence[str],
+        *,
+        timeout_seconds: float = 30.0,
+        compression: str = "lz4",
+        replication_factor: int = -1,
+    ) -> None:
+        self._servers = list(bootstrap_servers)
+        self._timeout_seconds = timeout_seconds
+        self._compression = compression
+        self._replication_factor = replication_factor
+        self._name_to_spec: dict[str, TopicSpec] = {}
+        self._purpose_to_consumer: dict[tuple[str, ...], _GuardedConsumer] = {}
+        self._admin: Any = None
+        self._producer: Any = None
+        self._lock = threading.RLock()
+        self._process_id: int | None = None
+        self._is_closed = False
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create the topic; a no-op if it exists as declared.
+
+        Raises:
+            TopicMismatchError: If it exists with other partitions or another cleanup policy.
+        """
+        declared = {
+            "num_partitions": spec.num_partitions,
+            "replication_factor": self._replication_factor,
+            "configs": {
+                "cleanup.policy": "compact" if spec.is_compacted else "delete",
+                "max.message.bytes": str(MAX_MESSAGE_BYTES),
+            },
+        }
+        with self._translated(spec.name), self._lock:
+            admin = self._admin_client()
+            try:
+                admin.create_topics({spec.name: declared}, wait_for_metadata=True)
+            except TopicAlreadyExistsError:
+                admin.wait_for_topics([spec.name])
+        found = self._spec(spec.name)
+        if found != spec:
+            raise TopicMismatchError(
+                f"topic {spec.name}: exists as {found}, declared as {spec}; "
+                "change the settings back or use a new topic"
+            )
+
+    def num_partitions(self, topic: str) -> int:
+        """Return the number of partitions.
+
+        Raises:
+            UnknownTopicError: If the topic does not exist.
+        """
+        return self._spec(topic).num_partitions
+
+    def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
+        """Append in order and return (partition, offset) of each, once all are durable."""
+        spec = self._spec(topic)
+        if spec.is_compacted and any(message.key is None for message in messages):
+            raise EventLogError(
+                f"topic {topic}: is compacted and needs a key in every message; found None"
+            )
+        with self._translated(topic):
+            producer = self._shared_producer()
+            futures = [
+                producer.send(topic, key=m.key, value=m.value, headers=list(m.headers.items()))
+                for m in messages
+            ]
+            producer.flush(timeout=2 * self._timeout_seconds)
+            stored = [future.get(timeout=2 * self._timeout_seconds) for future in futures]
+        return [(int(record.partition), int(record.offset)) for record in stored]
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_messages: int = 500,
+        timeout_seconds: float = 0.0,
+    ) -> Sequence[StoredMessage]:
+        """Return messages from ``offset`` on, waiting at most ``timeout_seconds`` for the first.
+
+        What the broker already holds is fetched even if ``timeout_seconds`` is 0, so an empty
+        answer means that there is nothing from ``offset`` on.
+        """
+        place = self._checked(topic, partition)
+        with self._translated(topic), self._consumer("read", topic, str(partition)) as consumer:
+            if not consumer.assignment():
+                consumer.assign([place])
+                consumer.seek(place, offset)
+            try:
+                records = self._poll(consumer, place, offset, max_messages, timeout_seconds)
+            except OffsetOutOfRangeError:
+                begin = int(consumer.beginning_offsets([place])[place])
+                if offset >= begin:
+                    # Beyond the end: what other readers experience as a quiet topic.
+                    time.sleep(timeout_seconds)
+                    return []
+                records = self._poll(consumer, place, begin, max_messages, timeout_seconds)
+        return [_stored(record) for record in records]
+
+    def begin_offset(self, topic: str, partition: int) -> int:
+        """Return the first offset that may still be read."""
+        place = self._checked(topic, partition)
+        with self._translated(topic), self._consumer("offsets") as consumer:
+            return int(consumer.beginning_offsets([place])[place])
+
+    def end_offset(self, topic: str, partition: int) -> int:
+        """Return the offset that the next message will get."""
+        place = self._checked(topic, partition)
+        with self._translated(topic), self._consumer("offsets") as consumer:
+            return int(consumer.end_offsets([place])[place])
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Store a consumer position: the first offset not consumed."""
+        place = self._checked(topic, partition)
+        with self._translated(topic), self._consumer("group", group) as consumer:
+            position = {place: OffsetAndMetadata(offset, "", -1)}
+            consumer.commit(position, timeout_ms=self._timeout_ms)
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """Return the stored position, or None."""
+        place = self._checked(topic, partition)
+        with self._translated(topic), self._consumer("group", group) as consumer:
+            offset = consumer.committed(place, timeout_ms=self._timeout_ms)
+        return None if offset is None else int(offset)
+
+    def close(self) -> None:
+        """Release everything; idempotent. Calls that run in other threads end first."""
+        with self._lock:
+            self._is_closed = True
+            consumers = list(self._purpose_to_consumer.values())
+            self._purpose_to_consumer.clear()
+            producer, self._producer = self._producer, None
+            admin, self._admin = self._admin, None
+        if self._process_id != os.getpid():
+            return
+        for guarded in consumers:
+            with guarded.lock:
+                guarded.consumer.close(autocommit=False, timeout_ms=self._timeout_ms)
+        if producer is not None:
+            producer.close(timeout=self._timeout_seconds)
+        if admin is not None:
+            admin.close()
+
+    @property
+    def _timeout_ms(self) -> int:
+        return round(1000 * self._timeout_seconds)
+
+    def _poll(
+        self,
+        consumer: Any,
+        place: TopicPartition,
+        offset: int,
+        max_messages: int,
+        timeout_seconds: float,
+    ) -> Sequence[Any]:
+        # Without a seek the consumer goes on from what it has prefetched.
+        if consumer.position(place, timeout_ms=self._timeout_ms) != offset:
+            consumer.seek(place, offset)
+        wait_ms = round(1000 * timeout_seconds)
+        records = consumer.poll(timeout_ms=wait_ms, max_records=max_messages).get(place, [])
+        if records:
+            return list(records)
+        # Asking for the end also notices a broker that has gone, which poll would not report.
+        end = int(consumer.end_offsets([place])[place])
+        deadline = time.monotonic() + self._timeout_seconds
+        while consumer.position(place, timeout_ms=self._timeout_ms) < end:
+            records = consumer.poll(timeout_ms=100, max_records=max_messages).get(place, [])
+            if records:
+                return list(records)
+            if time.monotonic() > deadline:
+                raise KafkaTimeoutError(f"offset {offset} of {place} exists but did not arrive")
+        return []
+
+    def _spec(self, topic: str) -> TopicSpec:
+        spec = self._name_to_spec.get(topic)
+        if spec is not None:
+            return spec
+        with self._translated(topic), self._lock:
+            admin = self._admin_client()
+            (found,) = admin.describe_topics([topic])
+            if found["error_code"] == UnknownTopicOrPartitionError.errno:
+                raise UnknownTopicError(f"topic {topic}: does not exist; create it first")
+            resource = ConfigResource("topic", topic)
+            configs = admin.describe_configs([resource], config_filter="all")["topic"][topic]
+        spec = TopicSpec(
+            name=topic,
+            num_partitions=len(found["partitions"]),
+            is_compacted="compact" in configs["cleanup.policy"]["value"],
+        )
+        self._name_to_spec[topic] = spec
+        return spec
+
+    def _checked(self, topic: str, partition: int) -> TopicPartition:
+        num_partitions = self._spec(topic).num_partitions
+        if not 0 <= partition < num_partitions:
+            raise EventLogError(
+                f"topic {topic}: partition {partition} does not exist; use 0..{num_partitions - 1}"
+            )
+        return TopicPartition(topic, partition)
+
+    @contextmanager
+    def _consumer(self, *purpose: str) -> Iterator[Any]:
+        """Lend the consumer of this purpose; one per partition read, one per group."""
+        with self._lock:
+            self._check_usable()
+            guarded = self._purpose_to_consumer.get(purpose)
+            if guarded is None:
+                group = purpose[1] if purpose[0] == "group" else None
+                guarded = _GuardedConsumer(self._new_consumer(group))
+                self._purpose_to_consumer[purpose] = guarded
+        with guarded.lock:
+            yield guarded.consumer
+
+    def _new_consumer(self, group: str | None) -> Any:
+        return KafkaConsumer(
+            bootstrap_servers=self._servers,
+            bootstrap_timeout_ms=self._timeout_ms,
+            request_timeout_ms=self._timeout_ms,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            allow_auto_create_topics=False,
+            max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+            metrics_enabled=False,
+        )
+
+    def _shared_producer(self) -> Any:
+        with self._lock:
+            self._check_usable()
+            if self._producer is None:
+                self._producer = KafkaProducer(
+                    bootstrap_servers=self._servers,
+                    bootstrap_timeout_ms=self._timeout_ms,
+                    request_timeout_ms=self._timeout_ms,
+                    max_block_ms=self._timeout_ms,
+                    delivery_timeout_ms=2 * self._timeout_ms,
+                    enable_idempotence=True,
+                    acks="all",
+                    compression_type=self._compression,
+                    batch_size=_BATCH_BYTES,
+                    linger_ms=round(1000 * _LINGER_SECONDS),
+                    max_request_size=MAX_MESSAGE_BYTES,
+                    allow_auto_create_topics=False,
+                    metrics_enabled=False,
+                )
+            return self._producer
+
+    def _admin_client(self) -> Any:
+        self._check_usable()
+        if self._admin is None:
+            self._admin = KafkaAdminClient(
+                bootstrap_servers=self._servers,
+                bootstrap_timeout_ms=self._timeout_ms,
+                request_timeout_ms=self._timeout_ms,
+            )
+        return self._admin
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise EventLogError(f"{self._where}: the event log is closed; open it again")
+        if self._process_id is None:
+            self._process_id = os.getpid()
+        if self._process_id != os.getpid():
+            raise EventLogError(
+                f"{self._where}: opened in process {self._process_id}, used in {os.getpid()}; "
+                "open the event log after the fork"
+            )
+
+    @property
+    def _where(self) -> str:
+        return f"Kafka at {','.join(self._servers)}"
+
+    @contextmanager
+    def _translated(self, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaError as error:
+            cause = str(error).splitlines()[0][:300]
+            raise EventLogError(f"{self._where}: topic {topic}: {cause}; {_cure(error)}") from error
+
+
+def _cure(error: KafkaError) -> str:
+    if isinstance(error, KafkaTimeoutError | KafkaConnectionError):
+        return "start the broker or correct its address"
+    if isinstance(error, MessageSizeTooLargeError):
+        return f"keep messages under {MAX_MESSAGE_BYTES} bytes"
+    if isinstance(error, InvalidTopicError):
+        return "use letters, digits, '.', '_' and '-' in topic names"
+    return "look at the broker's log, then repeat"
+
+
+def _stored(record: Any) -> StoredMessage:
+    headers: Mapping[str, bytes] = dict(record.headers)
+    return StoredMessage(
+        partition=record.partition,
+        offset=record.offset,
+        appended_at=_EPOCH + timedelta(milliseconds=record.timestamp),
+        message=Message(key=record.key, value=record.value, headers=headers),
+    )
