@@ -1,0 +1,354 @@
+"""The ports of learner and worker over the event log.
+
+Every topic is read defensively: a message that no contract admits is counted and passed over,
+events with a copy in the dead-letter topic, policies and releases with the last good one kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
+from schemas.codec import (
+    cloud_event_headers,
+    decode_drafter_released,
+    decode_policy_published,
+    decode_verification_event,
+    encode,
+)
+from schemas.errors import ContractError
+from schemas.events import DrafterReleased, PolicyPublished, VerificationEvent
+from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
+
+LONGEST_REASON_CHARACTERS = 500
+POLL_SLICE_SECONDS = 0.05
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedEvent:
+    """One event with the place it was read from (``learner.ports.ReceivedEvent``)."""
+
+    partition: int
+    offset: int
+    event: VerificationEvent
+
+
+class LogEventSource:
+    """Verification events of some partitions (``learner.ports.EventSource``).
+
+    Args:
+        log: The event log, used from one thread.
+        partitions: Those this learner owns; read from their first offset unless sought.
+        max_messages: Most messages read per partition and poll.
+
+    Attributes:
+        num_dead_letters: Messages that could not be decoded and went to the dead letters.
+    """
+
+    def __init__(
+        self, log: EventLog, partitions: Sequence[int], *, max_messages: int = 500
+    ) -> None:
+        self._log = log
+        self._max_messages = max_messages
+        self._partition_to_offset = {
+            partition: log.begin_offset(VERIFICATION_EVENTS, partition) for partition in partitions
+        }
+        self._first = 0
+        self.num_dead_letters = 0
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """Partitions this learner owns."""
+        return tuple(self._partition_to_offset)
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Read ``partition`` from ``offset`` on.
+
+        Raises:
+            KeyError: If the partition is not owned.
+            EventLogError: If the log ends before ``offset``: it is not the log that the
+                learner's state was made from.
+        """
+        if partition not in self._partition_to_offset:
+            raise KeyError(f"partition {partition} is not among {self.partitions}")
+        begin = self._log.begin_offset(VERIFICATION_EVENTS, partition)
+        end = self._log.end_offset(VERIFICATION_EVENTS, partition)
+        if offset > end:
+            raise EventLogError(
+                f"{VERIFICATION_EVENTS}/{partition}: the learner's state contains offsets below "
+                f"{offset}, the log ends at {end}; restore the log, or delete the policies topic "
+                "to learn afresh"
+            )
+        if offset < begin:
+            logger.warning(
+                "%s/%d: offsets %d..%d were deleted before they were read",
+                VERIFICATION_EVENTS,
+                partition,
+                offset,
+                begin - 1,
+            )
+        self._partition_to_offset[partition] = max(offset, begin)
+
+    def poll(self, timeout_seconds: float) -> Sequence[LoggedEvent]:
+        """Return what has arrived, waiting at most ``timeout_seconds`` for the first.
+
+        The position moves past everything read, the undecodable included, once their copies are
+        in the dead letters; if that fails, the next poll reads the same messages again.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        messages = self._read_all()
+        while not messages:
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0 or not self._partition_to_offset:
+                return []
+            messages = self._read_next(min(remaining_seconds, self._slice_seconds()))
+        events = self._decode(messages)
+        for stored in messages:
+            self._partition_to_offset[stored.partition] = stored.offset + 1
+        return events
+
+    def _slice_seconds(self) -> float:
+        """Wait for a single partition as long as asked, for several in turns."""
+        return float("inf") if len(self._partition_to_offset) == 1 else POLL_SLICE_SECONDS
+
+    def _read_all(self) -> list[StoredMessage]:
+        return [
+            stored for partition in self.partitions for stored in self._read(partition, seconds=0.0)
+        ]
+
+    def _read_next(self, seconds: float) -> list[StoredMessage]:
+        """Wait on the partition whose turn it is."""
+        self._first = (self._first + 1) % len(self.partitions)
+        return list(self._read(self.partitions[self._first], seconds=seconds))
+
+    def _read(self, partition: int, *, seconds: float) -> Sequence[StoredMessage]:
+        return self._log.read(
+            VERIFICATION_EVENTS,
+            partition,
+            self._partition_to_offset[partition],
+            max_messages=self._max_messages,
+            timeout_seconds=seconds,
+        )
+
+    def _decode(self, messages: Sequence[StoredMessage]) -> list[LoggedEvent]:
+        events, letters = [], []
+        for stored in messages:
+            try:
+                event = decode_verification_event(_value(stored))
+            except ContractError as error:
+                letters.append(_dead_letter(stored, str(error)))
+                logger.warning("%s, set aside: %s", _place(VERIFICATION_EVENTS, stored), error)
+            else:
+                events.append(
+                    LoggedEvent(partition=stored.partition, offset=stored.offset, event=event)
+                )
+        if letters:
+            self._log.append(DEAD_LETTERS, letters)
+            self.num_dead_letters += len(letters)
+        return events
+
+
+def _dead_letter(stored: StoredMessage, reason: str) -> Message:
+    """Keep key, value and headers byte for byte and say what was wrong with them."""
+    headers = {
+        **stored.message.headers,
+        "reason": reason[:LONGEST_REASON_CHARACTERS].encode(),
+        "topic": VERIFICATION_EVENTS.encode(),
+        "partition": str(stored.partition).encode(),
+        "offset": str(stored.offset).encode(),
+    }
+    return replace(stored.message, headers=headers)
+
+
+class _Follower(Generic[T]):
+    """Reads a compacted topic on from where it stopped, newest good message per key."""
+
+    def __init__(self, log: EventLog, topic: str, decode: Callable[[bytes], T]) -> None:
+        self._log = log
+        self._topic = topic
+        self._decode = decode
+        self._partition_to_offset: dict[int, int] = {}
+        self.num_undecodable = 0
+
+    def poll(self) -> dict[bytes, T | None]:
+        """Return the newest good message per key since the last call; None = deleted."""
+        newest: dict[bytes, T | None] = {}
+        positions = dict(self._partition_to_offset)
+        for partition in range(self._log.num_partitions(self._topic)):
+            offset = positions.get(partition, 0)
+            offset = max(offset, self._log.begin_offset(self._topic, partition))
+            end = self._log.end_offset(self._topic, partition)
+            while offset < end:
+                messages = self._log.read(self._topic, partition, offset)
+                if not messages:
+                    break
+                for stored in messages:
+                    self._take(stored, newest)
+                offset = messages[-1].offset + 1
+            positions[partition] = offset
+        self._partition_to_offset = positions
+        return newest
+
+    def _take(self, stored: StoredMessage, newest: dict[bytes, T | None]) -> None:
+        key = stored.message.key or b""
+        if stored.message.value is None:
+            newest[key] = None
+            return
+        try:
+            newest[key] = self._decode(stored.message.value)
+        except ContractError as error:
+            self.num_undecodable += 1
+            logger.warning("%s, passed over: %s", _place(self._topic, stored), error)
+
+
+class PolicyFollower:
+    """New policies since the last look, for a worker's background thread.
+
+    Attributes:
+        num_undecodable: Messages passed over; the last good policy stays in force.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._follower = _Follower(log, POLICIES, decode_policy_published)
+
+    @property
+    def num_undecodable(self) -> int:
+        """Messages that no contract admits."""
+        return self._follower.num_undecodable
+
+    def poll(self) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream that has a new one; waits for nothing."""
+        return [policy for policy in self._follower.poll().values() if policy is not None]
+
+
+class ReleaseFollower:
+    """New releases since the last look, for a worker's background thread.
+
+    Attributes:
+        num_undecodable: Messages passed over; the last good release stays in force.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._follower = _Follower(log, DRAFTER_RELEASES, decode_drafter_released)
+
+    @property
+    def num_undecodable(self) -> int:
+        """Messages that no contract admits."""
+        return self._follower.num_undecodable
+
+    def poll(self) -> Sequence[DrafterReleased]:
+        """Return the newest release of every drafter that has a new one; waits for nothing."""
+        return [release for release in self._follower.poll().values() if release is not None]
+
+
+class LogPolicyBoard:
+    """The policies topic (``learner.ports.PolicyBoard``); ``source`` names who publishes."""
+
+    def __init__(self, log: EventLog, *, source: str) -> None:
+        self._log = log
+        self._source = source
+
+    def read_all(self) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream."""
+        return PolicyFollower(self._log).poll()
+
+    def publish(self, policies: Sequence[PolicyPublished]) -> None:
+        """Publish durably; returns once stored."""
+        self._log.append(POLICIES, [_message(p.stream, p, self._source) for p in policies])
+
+
+class LogReleaseBoard:
+    """The releases topic (``learner.ports.ReleaseBoard``); ``source`` names who publishes."""
+
+    def __init__(self, log: EventLog, *, source: str) -> None:
+        self._log = log
+        self._source = source
+
+    def read_all(self) -> Sequence[DrafterReleased]:
+        """Return the newest release of every drafter."""
+        return ReleaseFollower(self._log).poll()
+
+    def publish(self, release: DrafterReleased) -> None:
+        """Publish durably; returns once stored."""
+        message = _message(release.drafter_id, release, self._source)
+        self._log.append(DRAFTER_RELEASES, [message])
+
+
+class LogEventSender:
+    """Appends events, keyed by stream: the ``send`` of ``inference.emission.Emitter``.
+
+    What could never be stored must not be tried for ever. An event too large loses its content,
+    by which selection still learns; one that is too large even so is left out.
+
+    Args:
+        open_log: Opens the event log at the first send, in the thread and process that use it.
+        source: Who sends, for the headers.
+        max_value_bytes: Largest encoded event; brokers refuse above 1 MiB unless told otherwise.
+
+    Attributes:
+        num_without_content: Events sent without their content because of their size.
+        num_too_large: Events not sent because of their size.
+    """
+
+    def __init__(
+        self, open_log: Callable[[], EventLog], *, source: str, max_value_bytes: int = 1_000_000
+    ) -> None:
+        self._open_log = open_log
+        self._source = source
+        self._max_value_bytes = max_value_bytes
+        self._log: EventLog | None = None
+        self.num_without_content = 0
+        self.num_too_large = 0
+
+    def __call__(self, events: Sequence[VerificationEvent]) -> None:
+        """Append in order; returns once durable."""
+        if self._log is None:
+            self._log = self._open_log()
+        messages = [message for event in events for message in self._encode(event)]
+        if messages:
+            self._log.append(VERIFICATION_EVENTS, messages)
+
+    def _encode(self, event: VerificationEvent) -> list[Message]:
+        message = _message(event.stream, event, self._source)
+        if self._fits(message):
+            return [message]
+        message = _message(event.stream, replace(event, content=None), self._source)
+        if self._fits(message):
+            self.num_without_content += 1
+            return [message]
+        self.num_too_large += 1
+        logger.warning(
+            "event %s not sent: %d bytes even without content, at most %d",
+            event.event_id,
+            len(message.value or b""),
+            self._max_value_bytes,
+        )
+        return []
+
+    def _fits(self, message: Message) -> bool:
+        return len(message.value or b"") <= self._max_value_bytes
+
+
+def _message(
+    key: str, fact: VerificationEvent | PolicyPublished | DrafterReleased, source: str
+) -> Message:
+    headers = cloud_event_headers(fact, source=source)
+    return Message(key=key.encode(), value=encode(fact), headers=headers)
+
+
+def _value(stored: StoredMessage) -> bytes:
+    if stored.message.value is None:
+        raise ContractError("value", found="null", expected="an encoded event")
+    return stored.message.value
+
+
+def _place(topic: str, stored: StoredMessage) -> str:
+    return f"{topic}/{stored.partition} offset {stored.offset}"
