@@ -26,6 +26,8 @@ from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATIO
 
 LONGEST_REASON_CHARACTERS = 500
 POLL_SLICE_SECONDS = 0.05
+FOLLOW_SECONDS = 1.0
+READ_ALL_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -177,25 +179,53 @@ class _Follower(Generic[T]):
         self._decode = decode
         self._partition_to_offset: dict[int, int] = {}
         self.num_undecodable = 0
+        self.num_unread = 0
 
-    def poll(self) -> dict[bytes, T | None]:
-        """Return the newest good message per key since the last call; None = deleted."""
+    def poll(self, *, stall_seconds: float) -> dict[bytes, T | None]:
+        """Return the newest good message per key since the last call; None = deleted.
+
+        Reads up to where the topic ended when called. A log that hands out nothing for
+        ``stall_seconds`` leaves ``num_unread`` above 0, and the next call goes on there.
+        """
         newest: dict[bytes, T | None] = {}
+        self.num_unread = 0
         positions = dict(self._partition_to_offset)
         for partition in range(self._log.num_partitions(self._topic)):
             offset = positions.get(partition, 0)
             offset = max(offset, self._log.begin_offset(self._topic, partition))
             end = self._log.end_offset(self._topic, partition)
             while offset < end:
-                messages = self._log.read(self._topic, partition, offset)
+                messages = self._log.read(
+                    self._topic, partition, offset, timeout_seconds=stall_seconds
+                )
                 if not messages:
                     break
                 for stored in messages:
                     self._take(stored, newest)
                 offset = messages[-1].offset + 1
             positions[partition] = offset
+            self.num_unread += max(end - offset, 0)
         self._partition_to_offset = positions
         return newest
+
+    def read_all(self) -> list[T]:
+        """Return the newest good message of every key of the whole topic.
+
+        Raises:
+            EventLogError: If the log stalls before the end; half a state must not pass for all.
+        """
+        newest = self.poll(stall_seconds=READ_ALL_SECONDS)
+        if self.num_unread:
+            raise EventLogError(
+                f"{self._topic}: {self.num_unread} messages unread after {READ_ALL_SECONDS} s "
+                "without an answer; check the event log and start again"
+            )
+        return [message for message in newest.values() if message is not None]
+
+    def follow(self) -> list[T]:
+        """Return the newest good message of every key with a new one since the last call."""
+        newest = self.poll(stall_seconds=FOLLOW_SECONDS)
+        return [message for message in newest.values() if message is not None]
 
     def _take(self, stored: StoredMessage, newest: dict[bytes, T | None]) -> None:
         key = stored.message.key or b""
@@ -226,7 +256,7 @@ class PolicyFollower:
 
     def poll(self) -> Sequence[PolicyPublished]:
         """Return the newest policy of every stream that has a new one; waits for nothing."""
-        return [policy for policy in self._follower.poll().values() if policy is not None]
+        return self._follower.follow()
 
 
 class ReleaseFollower:
@@ -246,7 +276,7 @@ class ReleaseFollower:
 
     def poll(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter that has a new one; waits for nothing."""
-        return [release for release in self._follower.poll().values() if release is not None]
+        return self._follower.follow()
 
 
 class LogPolicyBoard:
@@ -258,7 +288,7 @@ class LogPolicyBoard:
 
     def read_all(self) -> Sequence[PolicyPublished]:
         """Return the newest policy of every stream."""
-        return PolicyFollower(self._log).poll()
+        return _Follower(self._log, POLICIES, decode_policy_published).read_all()
 
     def publish(self, policies: Sequence[PolicyPublished]) -> None:
         """Publish durably; returns once stored."""
@@ -274,7 +304,7 @@ class LogReleaseBoard:
 
     def read_all(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter."""
-        return ReleaseFollower(self._log).poll()
+        return _Follower(self._log, DRAFTER_RELEASES, decode_drafter_released).read_all()
 
     def publish(self, release: DrafterReleased) -> None:
         """Publish durably; returns once stored."""
