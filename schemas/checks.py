@@ -23,6 +23,10 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}")
 """Ids are data: they become folder names and labels, so no separators, no dots first."""
 
 
+MAX_COUNT = 2**63 - 1
+"""Counts travel as int64."""
+
+
 def identifier(path: str, value: str) -> None:
     """Refuse an id that could not name a folder, a topic key or a label."""
     if not IDENTIFIER.fullmatch(value):
@@ -33,6 +37,15 @@ def at_least(path: str, value: float, lowest: float) -> None:
     """Refuse a number below ``lowest`` (and NaN)."""
     if not value >= lowest:
         raise ContractError(path, found=value, expected=f">= {lowest}")
+
+
+def count(path: str, value: Any, lowest: int = 0) -> None:
+    """Refuse what is not a whole number from ``lowest`` to the largest int64."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or not lowest <= value <= MAX_COUNT:
+        raise ContractError(
+            path, found=repr(value), expected=f"a whole number in {lowest}..{MAX_COUNT}"
+        )
 
 
 def utc(path: str, value: Any) -> None:
