@@ -16,10 +16,10 @@ from pipeline.eventlog.ports import (
     EventLogError,
     Message,
     StoredMessage,
-    TopicMismatchError,
     TopicSpec,
     UnknownTopicError,
 )
+from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
 from pipeline.eventlog.sqlite_file import SqliteFile
 
 TOMBSTONE_RETENTION = timedelta(days=1)
@@ -85,11 +85,7 @@ class EmbeddedEventLog:
                 (spec.name, spec.num_partitions, spec.is_compacted),
             )
         _, found = self._topic(spec.name)
-        if found != spec:
-            raise TopicMismatchError(
-                f"topic {spec.name}: exists as {found}, declared as {spec}; "
-                "change the settings back or use a new topic"
-            )
+        refuse_mismatch(found=found, declared=spec)
 
     def num_partitions(self, topic: str) -> int:
         """Return the number of partitions.
@@ -102,9 +98,10 @@ class EmbeddedEventLog:
     def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
         """Append in order and return (partition, offset) of each, once all are durable."""
         topic_id, spec = self._topic(topic)
-        partitions = [self._partition(message.key, spec) for message in messages]
+        refuse_messages(spec, messages)
         if not messages:
             return []
+        partitions = [self._partition(message.key, spec) for message in messages]
         with self._write_lock, self._file.transaction() as connection:
             offsets = _next_offsets(connection, topic_id, partitions)
             now = _microseconds(self._clock())
@@ -203,19 +200,11 @@ class EmbeddedEventLog:
 
     def _checked(self, topic: str, partition: int) -> int:
         topic_id, spec = self._topic(topic)
-        if not 0 <= partition < spec.num_partitions:
-            raise EventLogError(
-                f"topic {topic}: partition {partition} does not exist; "
-                f"use 0..{spec.num_partitions - 1}"
-            )
+        refuse_partition(spec, partition)
         return topic_id
 
     def _partition(self, key: bytes | None, spec: TopicSpec) -> int:
         number = next(self._turns) if key is None else zlib.crc32(key)
-        if key is None and spec.is_compacted:
-            raise EventLogError(
-                f"topic {spec.name}: is compacted and needs a key in every message; found None"
-            )
         return number % spec.num_partitions
 
 

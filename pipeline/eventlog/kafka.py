@@ -33,10 +33,10 @@ from pipeline.eventlog.ports import (
     EventLogError,
     Message,
     StoredMessage,
-    TopicMismatchError,
     TopicSpec,
     UnknownTopicError,
 )
+from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
 
 MAX_MESSAGE_BYTES = 8 * 2**20
 """Largest message that our topics and our producer accept."""
@@ -110,11 +110,7 @@ class KafkaEventLog:
             except TopicAlreadyExistsError:
                 admin.wait_for_topics([spec.name])
         found = self._spec(spec.name)
-        if found != spec:
-            raise TopicMismatchError(
-                f"topic {spec.name}: exists as {found}, declared as {spec}; "
-                "change the settings back or use a new topic"
-            )
+        refuse_mismatch(found=found, declared=spec)
 
     def num_partitions(self, topic: str) -> int:
         """Return the number of partitions.
@@ -127,10 +123,7 @@ class KafkaEventLog:
     def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
         """Append in order and return (partition, offset) of each, once all are durable."""
         spec = self._spec(topic)
-        if spec.is_compacted and any(message.key is None for message in messages):
-            raise EventLogError(
-                f"topic {topic}: is compacted and needs a key in every message; found None"
-            )
+        refuse_messages(spec, messages)
         with self._translated(topic):
             producer = self._shared_producer()
             futures = [
@@ -265,11 +258,7 @@ class KafkaEventLog:
         return spec
 
     def _checked(self, topic: str, partition: int) -> TopicPartition:
-        num_partitions = self._spec(topic).num_partitions
-        if not 0 <= partition < num_partitions:
-            raise EventLogError(
-                f"topic {topic}: partition {partition} does not exist; use 0..{num_partitions - 1}"
-            )
+        refuse_partition(self._spec(topic), partition)
         return TopicPartition(topic, partition)
 
     @contextmanager

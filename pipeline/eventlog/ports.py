@@ -10,7 +10,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """What is appended. ``value`` None is a tombstone."""
+    """What is appended. ``value`` None is a tombstone.
+
+    At least one of ``key`` and ``value`` is given; on a compacted topic, ``key`` always is.
+    """
 
     key: bytes | None
     value: bytes | None
@@ -40,7 +43,9 @@ class EventLog(Protocol):
     """Ordered, durable, partitioned topics.
 
     Messages with the same key land in the same partition, in the order of appending. Offsets
-    only grow; compaction may leave gaps.
+    only grow; compaction may leave gaps. Every method raises ``EventLogError`` when the log
+    cannot serve, and ``UnknownTopicError`` for a topic that was not created. Threads may share a
+    log; processes open one each, after any fork.
     """
 
     def create_topic(self, spec: TopicSpec) -> None:
@@ -58,7 +63,11 @@ class EventLog(Protocol):
         """
 
     def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
-        """Append in order and return (partition, offset) of each, once all are durable."""
+        """Append in order and return (partition, offset) of each, once all are durable.
+
+        After an ``EventLogError`` some may be stored: repeat, readers drop repeats by their
+        idempotence key.
+        """
 
     def read(
         self,
@@ -69,7 +78,11 @@ class EventLog(Protocol):
         max_messages: int = 500,
         timeout_seconds: float = 0.0,
     ) -> Sequence[StoredMessage]:
-        """Return messages from ``offset`` on, waiting at most ``timeout_seconds`` for the first."""
+        """Return messages from ``offset`` on, waiting at most ``timeout_seconds`` for the first.
+
+        What is stored is returned even without waiting, so an empty answer means that nothing
+        lies at ``offset`` or beyond. Fewer than ``max_messages`` does not mean that.
+        """
 
     def begin_offset(self, topic: str, partition: int) -> int:
         """Return the first offset that may still be read."""
