@@ -1,0 +1,125 @@
+"""The contract of a selection policy, and the checks that all policies share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+PROBABILITY_TOLERANCE = 1e-3
+"""Largest distance from 1 of a sum of probabilities that renormalising may repair."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyState:
+    """A policy as plain numbers: its name, the version of its layout, and float64 arrays."""
+
+    name: str
+    version: int
+    arrays: Mapping[str, NDArray[np.float64]]
+
+
+class Policy(Protocol):
+    """Chooses among N drafters from full information: one loss per drafter and window.
+
+    A policy holds no clock, no generator and no I/O; what it learned is its ``state``.
+    """
+
+    @property
+    def num_drafters(self) -> int:
+        """Number of drafters N, at least 1."""
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Return the chance of each drafter to be selected next, shape (N,), sum 1."""
+
+    def learn(self, losses: NDArray[np.floating[Any]]) -> None:
+        """Learn one completed window.
+
+        Args:
+            losses: Loss per drafter, shape (N,), in [0, 1]. Charge a drafter that was not scored
+                with ``learner.feedback.charge_sleeping``.
+
+        Raises:
+            ValueError: If the shape is wrong or a loss is not a number in [0, 1]; the state is
+                then unchanged.
+        """
+
+    def state(self) -> PolicyState:
+        """Return all that ``from_state`` needs to go on bit for bit."""
+
+    @classmethod
+    def from_state(cls, state: PolicyState) -> Self:
+        """Continue from ``state``.
+
+        Raises:
+            ValueError: If the state is another policy's or of an unknown version.
+        """
+
+
+def checked_losses(losses: NDArray[np.floating[Any]], num_drafters: int) -> NDArray[np.float64]:
+    """Return the losses as float64, or refuse them.
+
+    Raises:
+        ValueError: As ``Policy.learn``.
+    """
+    values = np.asarray(losses, dtype=np.float64)
+    if values.shape != (num_drafters,):
+        raise ValueError(f"losses have shape {values.shape}, expected ({num_drafters},)")
+    good = (values >= 0.0) & (values <= 1.0)
+    if not good.all():
+        index = int(np.argmin(good))
+        raise ValueError(f"losses[{index}]={values[index]} outside [0, 1]")
+    return values
+
+
+def checked_prior(prior: ArrayLike | None, num_drafters: int) -> NDArray[np.float64]:
+    """Return the prior renormalised in float64; uniform if None.
+
+    Raises:
+        ValueError: If there is no drafter, a probability is not positive (a drafter with none
+            could never be learned), or the sum is off by more than ``PROBABILITY_TOLERANCE``.
+    """
+    if num_drafters < 1:
+        raise ValueError(f"num_drafters={num_drafters}, expected at least 1")
+    if prior is None:
+        return np.full(num_drafters, 1.0 / num_drafters)
+    values = np.asarray(prior, dtype=np.float64)
+    if values.shape != (num_drafters,):
+        raise ValueError(f"prior has shape {values.shape}, expected ({num_drafters},)")
+    if not np.all(values > 0.0):
+        index = int(np.argmin(values > 0.0))
+        raise ValueError(f"prior[{index}]={values[index]}, expected > 0")
+    return renormalised("prior", values)
+
+
+def renormalised(name: str, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the float64 vector divided by its sum.
+
+    Raises:
+        ValueError: If an element is not in [0, 1] up to the tolerance, or the sum is off by more.
+    """
+    highest = 1.0 + PROBABILITY_TOLERANCE
+    good = (probabilities >= 0.0) & (probabilities <= highest)
+    if not good.all():
+        index = int(np.argmin(good))
+        raise ValueError(f"{name}[{index}]={probabilities[index]} outside [0, 1]")
+    total = float(probabilities.sum())
+    if not abs(total - 1.0) <= PROBABILITY_TOLERANCE:
+        raise ValueError(f"{name} sums to {total}, expected 1 within {PROBABILITY_TOLERANCE}")
+    return probabilities / total
+
+
+def checked_state(state: PolicyState, *, name: str, version: int) -> PolicyState:
+    """Return the state if it is of this policy and layout.
+
+    Raises:
+        ValueError: As ``Policy.from_state``.
+    """
+    if (state.name, state.version) != (name, version):
+        raise ValueError(
+            f"state of {state.name!r} version {state.version}, expected {name!r} version {version}"
+        )
+    return state
