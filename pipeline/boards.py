@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
+from schemas.arrow import LoggedEvent
 from schemas.codec import (
     cloud_event_headers,
     decode_drafter_released,
@@ -26,21 +27,10 @@ from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATIO
 
 LONGEST_REASON_CHARACTERS = 500
 POLL_SLICE_SECONDS = 0.05
-FOLLOW_SECONDS = 1.0
-READ_ALL_SECONDS = 10.0
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedEvent:
-    """One event with the place it was read from (``learner.ports.ReceivedEvent``)."""
-
-    partition: int
-    offset: int
-    event: VerificationEvent
 
 
 class LogEventSource:
@@ -144,13 +134,19 @@ class LogEventSource:
         events, letters = [], []
         for stored in messages:
             try:
-                event = decode_verification_event(_value(stored))
+                event = decode_verification_event(stored.message.value)
             except ContractError as error:
                 letters.append(_dead_letter(stored, str(error)))
                 logger.warning("%s, set aside: %s", _place(VERIFICATION_EVENTS, stored), error)
             else:
                 events.append(
-                    LoggedEvent(partition=stored.partition, offset=stored.offset, event=event)
+                    LoggedEvent(
+                        topic=VERIFICATION_EVENTS,
+                        partition=stored.partition,
+                        offset=stored.offset,
+                        appended_at=stored.appended_at,
+                        event=event,
+                    )
                 )
         if letters:
             self._log.append(DEAD_LETTERS, letters)
@@ -179,58 +175,36 @@ class _Follower(Generic[T]):
         self._decode = decode
         self._partition_to_offset: dict[int, int] = {}
         self.num_undecodable = 0
-        self.num_unread = 0
 
-    def poll(self, *, stall_seconds: float) -> dict[bytes, T | None]:
-        """Return the newest good message per key since the last call; None = deleted.
+    def poll(self) -> list[T]:
+        """Return the newest good message of every key that has one since the last call.
 
-        Reads up to where the topic ended when called. A log that hands out nothing for
-        ``stall_seconds`` leaves ``num_unread`` above 0, and the next call goes on there.
+        Reads up to where the topic ends when called; the first call reads all of it.
         """
-        newest: dict[bytes, T | None] = {}
-        self.num_unread = 0
-        positions = dict(self._partition_to_offset)
-        for partition in range(self._log.num_partitions(self._topic)):
-            offset = positions.get(partition, 0)
-            offset = max(offset, self._log.begin_offset(self._topic, partition))
-            end = self._log.end_offset(self._topic, partition)
-            while offset < end:
-                messages = self._log.read(
-                    self._topic, partition, offset, timeout_seconds=stall_seconds
-                )
-                if not messages:
-                    break
-                for stored in messages:
-                    self._take(stored, newest)
-                offset = messages[-1].offset + 1
-            positions[partition] = offset
-            self.num_unread += max(end - offset, 0)
+        newest: dict[bytes, T] = {}
+        positions = {
+            partition: self._read_to_end(partition, newest)
+            for partition in range(self._log.num_partitions(self._topic))
+        }
         self._partition_to_offset = positions
-        return newest
+        return list(newest.values())
 
-    def read_all(self) -> list[T]:
-        """Return the newest good message of every key of the whole topic.
+    def _read_to_end(self, partition: int, newest: dict[bytes, T]) -> int:
+        begin = self._log.begin_offset(self._topic, partition)
+        offset = max(begin, self._partition_to_offset.get(partition, 0))
+        end = self._log.end_offset(self._topic, partition)
+        while offset < end:
+            messages = self._log.read(self._topic, partition, offset)
+            for stored in messages:
+                self._take(stored, newest)
+            # Compaction may leave nothing between here and the end.
+            offset = messages[-1].offset + 1 if messages else end
+        return offset
 
-        Raises:
-            EventLogError: If the log stalls before the end; half a state must not pass for all.
-        """
-        newest = self.poll(stall_seconds=READ_ALL_SECONDS)
-        if self.num_unread:
-            raise EventLogError(
-                f"{self._topic}: {self.num_unread} messages unread after {READ_ALL_SECONDS} s "
-                "without an answer; check the event log and start again"
-            )
-        return [message for message in newest.values() if message is not None]
-
-    def follow(self) -> list[T]:
-        """Return the newest good message of every key with a new one since the last call."""
-        newest = self.poll(stall_seconds=FOLLOW_SECONDS)
-        return [message for message in newest.values() if message is not None]
-
-    def _take(self, stored: StoredMessage, newest: dict[bytes, T | None]) -> None:
+    def _take(self, stored: StoredMessage, newest: dict[bytes, T]) -> None:
         key = stored.message.key or b""
         if stored.message.value is None:
-            newest[key] = None
+            newest.pop(key, None)
             return
         try:
             newest[key] = self._decode(stored.message.value)
@@ -256,7 +230,7 @@ class PolicyFollower:
 
     def poll(self) -> Sequence[PolicyPublished]:
         """Return the newest policy of every stream that has a new one; waits for nothing."""
-        return self._follower.follow()
+        return self._follower.poll()
 
 
 class ReleaseFollower:
@@ -276,7 +250,7 @@ class ReleaseFollower:
 
     def poll(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter that has a new one; waits for nothing."""
-        return self._follower.follow()
+        return self._follower.poll()
 
 
 class LogPolicyBoard:
@@ -288,7 +262,7 @@ class LogPolicyBoard:
 
     def read_all(self) -> Sequence[PolicyPublished]:
         """Return the newest policy of every stream."""
-        return _Follower(self._log, POLICIES, decode_policy_published).read_all()
+        return _Follower(self._log, POLICIES, decode_policy_published).poll()
 
     def publish(self, policies: Sequence[PolicyPublished]) -> None:
         """Publish durably; returns once stored."""
@@ -304,7 +278,7 @@ class LogReleaseBoard:
 
     def read_all(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter."""
-        return _Follower(self._log, DRAFTER_RELEASES, decode_drafter_released).read_all()
+        return _Follower(self._log, DRAFTER_RELEASES, decode_drafter_released).poll()
 
     def publish(self, release: DrafterReleased) -> None:
         """Publish durably; returns once stored."""
@@ -325,7 +299,7 @@ class LogEventSender:
 
     Attributes:
         num_without_content: Events sent without their content because of their size.
-        num_too_large: Events not sent because of their size.
+        num_unsendable: Events left out because of their size, or because they cannot be encoded.
     """
 
     def __init__(
@@ -336,32 +310,38 @@ class LogEventSender:
         self._max_value_bytes = max_value_bytes
         self._log: EventLog | None = None
         self.num_without_content = 0
-        self.num_too_large = 0
+        self.num_unsendable = 0
 
     def __call__(self, events: Sequence[VerificationEvent]) -> None:
         """Append in order; returns once durable."""
         if self._log is None:
             self._log = self._open_log()
-        messages = [message for event in events for message in self._encode(event)]
+        messages = [message for event in events if (message := self._encode(event))]
         if messages:
             self._log.append(VERIFICATION_EVENTS, messages)
 
-    def _encode(self, event: VerificationEvent) -> list[Message]:
+    def _encode(self, event: VerificationEvent) -> Message | None:
+        try:
+            return self._fitting(event)
+        except Exception as error:
+            # Whatever the encoder raises it would raise again, and hold up all that comes after.
+            self.num_unsendable += 1
+            logger.warning("event %s left out: %s", event.event_id, error)
+            return None
+
+    def _fitting(self, event: VerificationEvent) -> Message:
         message = _message(event.stream, event, self._source)
         if self._fits(message):
-            return [message]
+            return message
         message = _message(event.stream, replace(event, content=None), self._source)
-        if self._fits(message):
-            self.num_without_content += 1
-            return [message]
-        self.num_too_large += 1
-        logger.warning(
-            "event %s not sent: %d bytes even without content, at most %d",
-            event.event_id,
-            len(message.value or b""),
-            self._max_value_bytes,
-        )
-        return []
+        if not self._fits(message):
+            raise ContractError(
+                "value",
+                found=f"{len(message.value or b'')} bytes even without content",
+                expected=f"at most {self._max_value_bytes} bytes",
+            )
+        self.num_without_content += 1
+        return message
 
     def _fits(self, message: Message) -> bool:
         return len(message.value or b"") <= self._max_value_bytes
@@ -372,12 +352,6 @@ def _message(
 ) -> Message:
     headers = cloud_event_headers(fact, source=source)
     return Message(key=key.encode(), value=encode(fact), headers=headers)
-
-
-def _value(stored: StoredMessage) -> bytes:
-    if stored.message.value is None:
-        raise ContractError("value", found="null", expected="an encoded event")
-    return stored.message.value
 
 
 def _place(topic: str, stored: StoredMessage) -> str:

@@ -61,7 +61,7 @@ class FeatureRecorder:
     Attributes:
         num_recorded: Segments handed in with usable rows.
         num_written: Segments stored.
-        num_refused: Segments with rows that float16 cannot hold, or too large for the quota.
+        num_refused: Segments with a value that is NaN or that float16 cannot hold.
         num_failed: Segments whose event went out without features.
         num_removed: Files removed to keep the quota.
     """
@@ -104,7 +104,7 @@ class FeatureRecorder:
             hidden: Last hidden states, shape (P, H), on any device and of any float type.
 
         Returns:
-            The reference, or None if float16 cannot hold a value or the quota a segment.
+            The reference, or None if float16 cannot hold a value (or one is NaN).
 
         Raises:
             ValueError: If ``hidden`` is not two-dimensional.
@@ -113,7 +113,7 @@ class FeatureRecorder:
         if rows.ndim != 2:
             raise ValueError(f"hidden has shape {rows.shape}, expected (P, H)")
         with self._lock:
-            if not np.isfinite(rows).all() or rows.nbytes > self._max_bytes:
+            if not np.isfinite(rows).all():
                 self.num_refused += 1
                 return None
             reference = self._reference(rows)
@@ -166,6 +166,10 @@ class FeatureRecorder:
         self._stored_bytes += len(data)
 
     def _make_room(self, stored: deque[_StoredFile], size_bytes: int) -> None:
+        if size_bytes > self._max_bytes:
+            raise ArtifactError(
+                FOLDER, found=f"{size_bytes} bytes", expected=f"at most {self._max_bytes} bytes"
+            )
         while stored and self._stored_bytes + size_bytes > self._max_bytes:
             oldest = stored.popleft()
             self._storage.delete_file(oldest.reference)

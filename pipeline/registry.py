@@ -48,6 +48,9 @@ Json: TypeAlias = Any
 TensorSpec: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype that a tensor must have."""
 
+LEFTOVER_SECONDS = 3600.0
+"""No write takes this long, so what is older was left behind by a crash."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -189,6 +192,9 @@ class DrafterRegistry:
         doomed = [version for version in candidates if version not in protected]
         for version in doomed:
             self._storage.delete_folder(self._folder(drafter_id, version), visible_by=MANIFEST)
+        self._storage.delete_leftovers(
+            f"drafters/{drafter_id}", older_than_seconds=LEFTOVER_SECONDS
+        )
         return doomed
 
     def _folder(self, drafter_id: str, version: int) -> str:

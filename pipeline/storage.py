@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -98,13 +100,9 @@ class Storage:
             ArtifactError: If it cannot be read.
         """
         path = self.resolve(reference)
-        try:
+        with _refusals(path, "a readable file"):
             data: bytes = self._filesystem.cat_file(path)
-        except FileNotFoundError as error:
-            raise ArtifactError(path, found="no such file", expected="a file") from error
-        except OSError as error:
-            raise ArtifactError(path, found=error, expected="a readable file") from error
-        return data
+            return data
 
     def exists(self, reference: str) -> bool:
         """Tell whether a file or folder is there."""
@@ -113,17 +111,19 @@ class Storage:
     def children(self, reference: str) -> list[str]:
         """Return the names in a folder, sorted, temporary ones left out; none if it is absent."""
         path = self.resolve(reference)
-        try:
+        with _refusals(path, "a readable folder"):
             self._filesystem.invalidate_cache(path)
+            if not self._filesystem.isdir(path):
+                return []
             names = self._filesystem.ls(path, detail=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         bare = (str(name).rstrip("/").rsplit("/", 1)[-1] for name in names)
         return sorted(name for name in bare if not name.startswith("_"))
 
     def size_bytes(self, reference: str) -> int:
         """Return the size of a file."""
-        return int(self._filesystem.size(self.resolve(reference)))
+        path = self.resolve(reference)
+        with _refusals(path, "a readable file"):
+            return int(self._filesystem.size(path))
 
     def publish_file(self, reference: str, data: bytes) -> None:
         """Store one file, durable when this returns.
@@ -132,15 +132,13 @@ class Storage:
             ArtifactError: If the name is taken or the file cannot be written.
         """
         path = self.resolve(reference)
-        if self._filesystem.exists(path):
-            raise ArtifactError(path, found="a published file", expected="a name never used")
-        try:
+        with _refusals(path, "a name never used in a writable store"):
+            if self._filesystem.exists(path):
+                raise FileExistsError("a published file")
             if self.is_local:
                 self._publish_local_file(Path(path), data)
             else:
                 self._filesystem.pipe_file(path, data, mode="create")
-        except OSError as error:
-            raise ArtifactError(path, found=error, expected="a writable store") from error
 
     def publish_folder(
         self, reference: str, files: Mapping[str, bytes], *, visible_by: str
@@ -156,19 +154,13 @@ class Storage:
             ArtifactError: If the folder is published already or cannot be written.
         """
         path = self.resolve(reference)
-        try:
+        with _refusals(path, "a folder never published in a writable store"):
             if self._filesystem.exists(f"{path}/{visible_by}"):
-                raise FileExistsError
+                raise FileExistsError("a published folder")
             if self.is_local:
                 self._publish_local_folder(Path(path), files)
             else:
                 self._publish_objects(path, files, visible_by)
-        except FileExistsError as error:
-            raise ArtifactError(
-                path, found="a published folder", expected="a version never published"
-            ) from error
-        except OSError as error:
-            raise ArtifactError(path, found=error, expected="a writable store") from error
 
     def _publish_local_file(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,22 +193,19 @@ class Storage:
             self._filesystem.pipe_file(f"{path}/{name}", files[name], mode="create")
         # Not every store can create exclusively, so the loser of a race finds out here.
         if self._filesystem.cat_file(f"{path}/{visible_by}") != files[visible_by]:
-            raise FileExistsError
+            raise FileExistsError("a folder that another writer has just published")
 
     def delete_file(self, reference: str) -> None:
         """Delete one file if it is there."""
         path = self.resolve(reference)
-        try:
-            self._filesystem.rm_file(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise ArtifactError(path, found=error, expected="a deletable file") from error
+        with _refusals(path, "a deletable file"):
+            if self._filesystem.exists(path):
+                self._filesystem.rm_file(path)
 
     def delete_folder(self, reference: str, *, visible_by: str) -> None:
         """Delete a published folder; readers see all of it or none of it."""
         path = self.resolve(reference)
-        try:
+        with _refusals(path, "a deletable folder"):
             if self.is_local:
                 hidden = Path(path).with_name(temporary_name())
                 Path(path).rename(hidden)
@@ -224,8 +213,27 @@ class Storage:
             else:
                 self._filesystem.rm_file(f"{path}/{visible_by}")
                 self._filesystem.rm(path, recursive=True)
-        except OSError as error:
-            raise ArtifactError(path, found=error, expected="a deletable folder") from error
+
+    def delete_leftovers(self, reference: str, *, older_than_seconds: float) -> None:
+        """Delete what crashed writers left in a local folder under temporary names."""
+        path = Path(self.resolve(reference))
+        if not self.is_local or not path.is_dir():
+            return
+        latest = time.time() - older_than_seconds
+        with _refusals(str(path), "a deletable folder"):
+            for leftover in path.glob("_*"):
+                if leftover.is_dir() and leftover.stat().st_mtime < latest:
+                    shutil.rmtree(leftover)
+
+
+@contextmanager
+def _refusals(path: str, expected: str) -> Iterator[None]:
+    """Turn what the store raises into one error; every kind of store has exceptions of its own."""
+    try:
+        yield
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ArtifactError(path, found=found, expected=expected) from error
 
 
 def temporary_name() -> str:
@@ -255,5 +263,5 @@ def _rename_to_new(source: Path, destination: Path) -> None:
         source.rename(destination)
     except OSError as error:
         if destination.exists():
-            raise FileExistsError(str(destination)) from error
+            raise FileExistsError("a published folder") from error
         raise
