@@ -1,0 +1,86 @@
+"""NormalHedge: its equation solved, its corners, and its bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.selection.normal_hedge import (
+    NormalHedge,
+    normal_hedge_probabilities,
+    scaled_inverse_c,
+)
+from tests.learner.selection.sequences import SEQUENCES, regrets_of_play
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    regrets=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40),
+    seed=st.integers(0, 2**16),
+    scale=st.sampled_from([1e-200, 1e-6, 1.0, 1e9]),
+)
+def test_the_mean_exponential_equals_e(regrets: list[float], seed: int, scale: float) -> None:
+    values = np.maximum(np.array(regrets) * scale, 0.0)
+    if not values.max() > 0.0:
+        return
+    prior = np.random.default_rng(seed).dirichlet(np.ones(len(regrets))) * 0.99
+    prior += 0.01 / len(regrets)
+    relative = values / values.max()
+    x = scaled_inverse_c(relative, prior)
+    assert float(prior @ np.exp(relative**2 * x)) == pytest.approx(np.e, abs=1e-9)
+
+
+def test_the_solution_survives_a_prior_that_almost_excludes_the_leader() -> None:
+    prior = np.array([1e-300, 1.0])
+    relative = np.array([1.0, 0.5])
+    x = scaled_inverse_c(relative, prior)
+    assert float(prior @ np.exp(relative**2 * x)) == pytest.approx(np.e, abs=1e-9)
+
+
+def test_weights_follow_the_formula() -> None:
+    regrets, prior = np.array([3.0, 1.0, -2.0, 2.0]), np.array([0.1, 0.2, 0.3, 0.4])
+    positive = np.maximum(regrets, 0.0)
+    c = 9.0 / (2.0 * scaled_inverse_c(positive / 3.0, prior))
+    expected = prior * positive / c * np.exp(positive**2 / (2 * c))
+    np.testing.assert_allclose(
+        normal_hedge_probabilities(regrets, prior), expected / expected.sum(), rtol=1e-9
+    )
+
+
+def test_a_drafter_worse_than_the_mixture_gets_nothing() -> None:
+    probabilities = normal_hedge_probabilities(np.array([1.0, -1.0]), np.array([0.5, 0.5]))
+    np.testing.assert_array_equal(probabilities, [1.0, 0.0])
+
+
+@pytest.mark.parametrize("regrets", [[0.0, 0.0, 0.0], [-1.0, -2.0, -3.0], [1e-16, -1e-16, 0.0]])
+def test_without_a_positive_regret_the_prior_is_played(regrets: list[float]) -> None:
+    prior = np.array([0.2, 0.3, 0.5])
+    np.testing.assert_array_equal(normal_hedge_probabilities(np.array(regrets), prior), prior)
+
+
+def test_equal_regrets_share_by_the_prior() -> None:
+    prior = np.array([0.2, 0.3, 0.5])
+    probabilities = normal_hedge_probabilities(np.full(3, 4.0), prior)
+    np.testing.assert_allclose(probabilities, prior, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("delay", [0, 8, 20])
+def test_regret_keeps_its_bound(name: str, delay: int) -> None:
+    losses = SEQUENCES[name]
+    num_rounds, num_drafters = losses.shape
+    delta, log_n = np.linspace(0.01, 0.5, 50), np.log(num_drafters)
+    squares = 3 * (1 + 50 * delta) * num_rounds
+    squares += 16 * log_n**2 / delta * (10.2 / delta**2 + log_n)
+    bound = np.sqrt((1 + log_n) * squares.min())
+    regrets = regrets_of_play(NormalHedge(num_drafters), losses, delay)
+    assert regrets.max() <= bound + delay
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_regret_is_in_practice_far_below_the_bound(name: str) -> None:
+    losses = SEQUENCES[name]
+    practical = 1.5 * np.sqrt(len(losses) * (1 + np.log(losses.shape[1])))
+    assert regrets_of_play(NormalHedge(losses.shape[1]), losses, 0).max() <= practical
