@@ -17,3 +17,15 @@ class ContractError(ValueError):
         self.found = str(found)
         self.expected = str(expected)
         super().__init__(f"{path}: found {self.found}, expected {self.expected}")
+
+    def under(self, parent: str) -> ContractError:
+        """Return the same refusal seen from ``parent``: its path becomes ``parent.path``."""
+        return ContractError(f"{parent}.{self.path}", found=self.found, expected=self.expected)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep the three parts when the error crosses a process."""
+        return _rebuilt, (self.path, self.found, self.expected)
+
+
+def _rebuilt(path: str, found: str, expected: str) -> ContractError:
+    return ContractError(path, found=found, expected=expected)

@@ -25,6 +25,18 @@ from schemas import checks
 NO_DRAFTER = -1
 
 
+def _protect_arrays(
+    message: Rounds | ScoredWindows | Content | CostModel | PolicyPublished,
+) -> None:
+    """Replace every array field by a read-only view: what was checked once stays as it was."""
+    for name in message.__dataclass_fields__:
+        values = getattr(message, name)
+        if isinstance(values, np.ndarray) and values.flags.writeable:
+            protected = values.view()
+            protected.flags.writeable = False
+            object.__setattr__(message, name, protected)
+
+
 class FinishReason(StrEnum):
     """Why a request ended; ``UNFINISHED`` on every segment but the last."""
 
@@ -67,8 +79,7 @@ class DrafterVersion:
     draft_vocabulary_hash: str = ""
 
     def __post_init__(self) -> None:
-        checks.identifier("drafter_id", self.drafter_id)
-        checks.at_least("weights_version", self.weights_version, 0)
+        checks.drafter_version(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +96,7 @@ class SamplingRule:
     top_k: int = 0
 
     def __post_init__(self) -> None:
+        checks.member("sampling.acceptance_rule", self.acceptance_rule, AcceptanceRule)
         checks.sampling_rule(self)
 
 
@@ -94,11 +106,11 @@ class Rounds:
 
     Attributes:
         first_position: int32, position of the round's first emitted token.
-        drafter_index: int16, index into ``drafters``, or ``NO_DRAFTER``.
+        drafter_index: int16, index into ``drafters``, or ``NO_DRAFTER`` (then nothing is drafted).
         num_draft_tokens: int16, tokens proposed, 0..K.
         num_accepted_tokens: int16, tokens accepted **without** bonus, 0..num_draft_tokens.
         num_emitted_tokens: int16, tokens that reached the output, bonus included; accepted + 1
-            unless the request's end cut the round short.
+            unless the request's end cut them off (then every later round of it emits 0).
         selection_probability: float32, the drafter's probability when selected, in (0, 1].
         draft_seconds, verify_seconds, score_seconds: float32, monotonic clock, >= 0.
     """
@@ -113,6 +125,9 @@ class Rounds:
     verify_seconds: NDArray[np.float32]
     score_seconds: NDArray[np.float32]
 
+    def __post_init__(self) -> None:
+        _protect_arrays(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredWindows:
@@ -120,8 +135,8 @@ class ScoredWindows:
 
     Level ``k`` (array index ``k - 1``) of the window that starts at ``t`` is the drafter's
     prediction of position ``t + k - 1`` as it would have been made from ``t``. A window is
-    logged only once complete: it has all K levels, or the request has ended and the levels that
-    exist are all verified (``num_levels`` < K, the same for all drafters).
+    logged only once complete: it has all K levels, or the request has ended and it reaches to the
+    last position (``num_levels`` < K, the same for all drafters).
 
     Attributes:
         start: int32 (W,), position of level 1, strictly increasing.
@@ -134,6 +149,9 @@ class ScoredWindows:
     num_levels: NDArray[np.int16]
     acceptance_probability: NDArray[np.float16]
     realised_acceptance: NDArray[np.float16]
+
+    def __post_init__(self) -> None:
+        _protect_arrays(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +166,9 @@ class FeatureReference:
     first_row: int
     num_rows: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        checks.feature_reference(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +190,9 @@ class Content:
     target_top_log_probabilities: NDArray[np.float16]
     target_tail_mass: NDArray[np.float16]
     features: FeatureReference | None = None
+
+    def __post_init__(self) -> None:
+        _protect_arrays(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +228,7 @@ class VerificationEvent:
     content: Content | None = None
 
     def __post_init__(self) -> None:
+        checks.member("finish_reason", self.finish_reason, FinishReason)
         checks.verification_event(self)
 
     @property
@@ -223,6 +248,9 @@ class CostModel:
     draft_seconds: NDArray[np.float64]
     score_seconds: NDArray[np.float64]
     verify_seconds: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        _protect_arrays(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,6 +297,7 @@ class PolicyPublished:
     watermark: Watermark
 
     def __post_init__(self) -> None:
+        _protect_arrays(self)
         checks.policy_published(self)
 
 
@@ -285,6 +314,9 @@ class GateEvidence:
     old_acceptance_length: float
     difference_low: float
     difference_high: float
+
+    def __post_init__(self) -> None:
+        checks.gate_evidence(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,4 +343,5 @@ class DrafterReleased:
     reason: str
 
     def __post_init__(self) -> None:
+        checks.member("state", self.state, ReleaseState)
         checks.drafter_released(self)
