@@ -1,0 +1,237 @@
+"""Requests whose rounds follow from their windows, as an exact worker would log them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.selection import select
+from replay.ports import RequestSelector
+from schemas.arrow import LoggedEvent, events_to_table, write_table
+from schemas.events import (
+    NO_DRAFTER,
+    AcceptanceRule,
+    DrafterVersion,
+    FinishReason,
+    Rounds,
+    SamplingRule,
+    ScoredWindows,
+    VerificationEvent,
+)
+from schemas.topics import VERIFICATION_EVENTS
+
+START = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+
+
+def scored_windows(
+    probability: NDArray[np.float64], realised: NDArray[np.float64], *, first: int, depth: int
+) -> ScoredWindows:
+    """Lay per-position values (P, N) out as windows (P, K, N), shortened at the end."""
+    num_positions, num_drafters = probability.shape
+    shape = (num_positions, depth, num_drafters)
+    values = np.full((2, *shape), np.nan, dtype=np.float16)
+    for level in range(depth):
+        rows = max(num_positions - level, 0)
+        values[0, :rows, level] = probability[level:]
+        values[1, :rows, level] = realised[level:]
+    return ScoredWindows(
+        start=np.arange(first, first + num_positions, dtype=np.int32),
+        num_levels=np.minimum(depth, num_positions - np.arange(num_positions)).astype(np.int16),
+        acceptance_probability=values[0],
+        realised_acceptance=values[1],
+    )
+
+
+def make_request(
+    *,
+    hit_rates: Sequence[float] | NDArray[np.float64] = (0.9, 0.5, 0.2),
+    num_tokens: int = 60,
+    num_speculative_tokens: int = 4,
+    rule: AcceptanceRule = AcceptanceRule.GREEDY,
+    selector: RequestSelector | None = None,
+    drafters: tuple[DrafterVersion, ...] | None = None,
+    num_prompt_tokens: int = 7,
+    stream: str = "stream-a",
+    request_id: str = "request-0",
+    policy_name: str = "hedge",
+    worker_id: str = "worker-0",
+    sequence: int = 0,
+    produced_at: datetime = START,
+    no_drafter_share: float = 0.0,
+    seed: int = 0,
+) -> VerificationEvent:
+    """Decode one synthetic request and return it as a single final segment.
+
+    ``hit_rates`` is the chance of a hit per drafter (N,), or per position and drafter (P, N).
+    Without ``selector`` drafters are drawn uniformly. Under speculative sampling the realised
+    acceptance is random in [0, 1] around the rate, and coins decide.
+    """
+    generator = np.random.default_rng([seed, sequence])
+    rates = np.broadcast_to(np.asarray(hit_rates, float), (num_tokens, np.shape(hit_rates)[-1]))
+    if rule is AcceptanceRule.SPECULATIVE_SAMPLING:
+        probability = rates
+        realised = np.clip(rates + generator.uniform(-0.1, 0.1, rates.shape), 0.0, 1.0)
+    else:
+        realised = (generator.random(rates.shape) < rates).astype(float)
+        probability = realised if rule is AcceptanceRule.GREEDY else rates
+    windows = scored_windows(
+        probability, realised, first=num_prompt_tokens, depth=num_speculative_tokens
+    )
+    rounds = _decode(
+        windows, selector, generator, num_tokens=num_tokens, no_drafter_share=no_drafter_share
+    )
+    is_greedy = rule is AcceptanceRule.GREEDY
+    num_drafters = rates.shape[1]
+    return VerificationEvent(
+        event_id=f"{worker_id}.1.{sequence}",
+        worker_id=worker_id,
+        worker_epoch=1,
+        sequence=sequence,
+        produced_at=produced_at,
+        stream=stream,
+        request_id=request_id,
+        segment_index=0,
+        is_final=True,
+        finish_reason=FinishReason.LENGTH,
+        target_id="target-0",
+        target_fingerprint="fingerprint-0",
+        tokenizer_hash="tokenizer-0",
+        policy_name=policy_name,
+        policy_version=0,
+        drafters=drafters
+        or tuple(
+            DrafterVersion(drafter_id=f"drafter-{i}", weights_version=0)
+            for i in range(num_drafters)
+        ),
+        sampling=SamplingRule(acceptance_rule=rule, temperature=0.0 if is_greedy else 0.7),
+        num_speculative_tokens=num_speculative_tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        first_position=num_prompt_tokens,
+        num_positions=num_tokens,
+        rounds=rounds,
+        windows=windows,
+    )
+
+
+def _decode(
+    windows: ScoredWindows,
+    selector: RequestSelector | None,
+    generator: np.random.Generator,
+    *,
+    num_tokens: int,
+    no_drafter_share: float,
+) -> Rounds:
+    depth, num_drafters = windows.acceptance_probability.shape[1:]
+    first = int(windows.start[0]) if num_tokens else 0
+    position, learned = first, 0
+    rows: list[tuple[float, ...]] = []
+    while position < first + num_tokens:
+        complete = windows.start + windows.num_levels <= position
+        ready = int(complete.sum())
+        if selector is not None and ready > learned:
+            selector.learn(window_rows(windows, learned, ready))
+            learned = ready
+        uniform = np.full(num_drafters, 1 / num_drafters)
+        probabilities = uniform if selector is None else selector.probabilities()
+        drafter, chance = select(probabilities, generator)
+        budget = min(depth, first + num_tokens - position - 1)
+        if generator.random() < no_drafter_share:
+            drafter, chance, budget = NO_DRAFTER, 1.0, 0
+        levels = windows.realised_acceptance[position - first, :budget, drafter]
+        hits = generator.random(budget) < levels
+        accepted = int(np.cumprod(hits).sum())
+        rows.append((position, drafter, budget, accepted, accepted + 1, chance))
+        position += accepted + 1
+    columns = np.array(rows, dtype=float).reshape(-1, 6).T
+    seconds = np.full(len(rows), 0.01, dtype=np.float32)
+    return Rounds(
+        first_position=columns[0].astype(np.int32),
+        drafter_index=columns[1].astype(np.int16),
+        num_draft_tokens=columns[2].astype(np.int16),
+        num_accepted_tokens=columns[3].astype(np.int16),
+        num_emitted_tokens=columns[4].astype(np.int16),
+        selection_probability=columns[5].astype(np.float32),
+        draft_seconds=seconds,
+        verify_seconds=seconds * 4,
+        score_seconds=seconds,
+    )
+
+
+def window_rows(windows: ScoredWindows, first: int, last: int) -> ScoredWindows:
+    """Return windows ``first`` to ``last`` (exclusive)."""
+    return ScoredWindows(
+        start=windows.start[first:last],
+        num_levels=windows.num_levels[first:last],
+        acceptance_probability=windows.acceptance_probability[first:last],
+        realised_acceptance=windows.realised_acceptance[first:last],
+    )
+
+
+def split(
+    event: VerificationEvent, num_rounds: int, *, sequence: int | None = None
+) -> tuple[VerificationEvent, VerificationEvent]:
+    """Cut a request after ``num_rounds`` rounds; windows go where they become complete."""
+    rounds, windows = event.rounds, event.windows
+    border = int(rounds.first_position[num_rounds])
+    is_early = windows.start + windows.num_levels <= border
+    ready = int(is_early.sum())
+    next_sequence = event.sequence + 1 if sequence is None else sequence
+    head = replace(
+        event,
+        is_final=False,
+        finish_reason=FinishReason.UNFINISHED,
+        num_positions=border - event.first_position,
+        rounds=_round_rows(rounds, slice(None, num_rounds)),
+        windows=window_rows(windows, 0, ready),
+    )
+    tail = replace(
+        event,
+        event_id=f"{event.worker_id}.{event.worker_epoch}.{next_sequence}",
+        sequence=next_sequence,
+        segment_index=event.segment_index + 1,
+        first_position=border,
+        num_positions=event.first_position + event.num_positions - border,
+        rounds=_round_rows(rounds, slice(num_rounds, None)),
+        windows=window_rows(windows, ready, windows.start.size),
+    )
+    return head, tail
+
+
+def _round_rows(rounds: Rounds, rows: slice) -> Rounds:
+    return Rounds(**{name: getattr(rounds, name)[rows] for name in Rounds.__dataclass_fields__})
+
+
+def log(
+    events: Sequence[VerificationEvent], *, partition: int = 0, first_offset: int = 0
+) -> list[LoggedEvent]:
+    """Place events at consecutive offsets, one second apart."""
+    return [
+        LoggedEvent(
+            topic=VERIFICATION_EVENTS,
+            partition=partition,
+            offset=first_offset + index,
+            appended_at=START + timedelta(seconds=first_offset + index),
+            event=event,
+        )
+        for index, event in enumerate(events)
+    ]
+
+
+def write_log(
+    data: Path, rows: Sequence[LoggedEvent], *, rows_per_file: int = 1000, hour: str = "01"
+) -> list[Path]:
+    """Write rows of one partition as an archiver would and return the files."""
+    folder = data / "events" / "date=2026-03-29" / f"hour={hour}"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for first in range(0, len(rows), rows_per_file):
+        part = rows[first : first + rows_per_file]
+        name = f"{part[0].topic}-{part[0].partition}-{part[0].offset}-{part[-1].offset}.parquet"
+        write_table(events_to_table(part), folder / name)
+        paths.append(folder / name)
+    return paths
