@@ -1,0 +1,317 @@
+"""Settings: one TOML file plus the environment, checked once, frozen from then on.
+
+The file is ``--config``, else ``DRAFTLOOP_CONFIG``, else ``draftloop.toml`` in the working folder
+if there is one. Every key can also come from the environment, which wins:
+``DRAFTLOOP_WORKER__SEGMENT_TOKENS=32`` is ``segment_tokens = 32`` under ``[worker]``.
+
+This module alone reads the environment. ``docs/settings.md`` lists every key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource
+from pydantic_settings import SettingsError as SourceError
+
+from learner.selection import policy_names
+from schemas import checks
+
+PREFIX = "DRAFTLOOP_"
+NESTING = "__"
+CONFIG = "DRAFTLOOP_CONFIG"
+DEFAULT_FILE = Path("draftloop.toml")
+
+
+class SettingsError(Exception):
+    """A setting cannot be used; the message is one line with its place, value and cure."""
+
+
+def _identifier(value: str) -> str:
+    if not checks.IDENTIFIER.fullmatch(value):
+        raise ValueError(f"expected /{checks.IDENTIFIER.pattern}/")
+    return value
+
+
+def _policy_name(value: str) -> str:
+    if value not in policy_names() and not re.fullmatch(r"fixed:.+", value):
+        raise ValueError(f"expected one of {', '.join(policy_names())}, fixed:<drafter>")
+    return value
+
+
+def _expanded(value: Path) -> Path:
+    return value.expanduser()
+
+
+Folder = Annotated[Path, AfterValidator(_expanded)]
+Identifier = Annotated[str, AfterValidator(_identifier)]
+PolicyName = Annotated[str, AfterValidator(_policy_name)]
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class EventLogSettings(Section):
+    """Where events, policies and releases travel."""
+
+    url: str = ""
+    """A folder, `sqlite:///FILE` or `kafka://host:port,host:port`; empty = in the data folder."""
+    num_partitions: int = Field(default=1, ge=1, le=10_000)
+    """Partitions of the topic of verification events, which bounds the number of learners."""
+
+
+class ModelSettings(Section):
+    """The target."""
+
+    path: str = Field(default="smollm2", min_length=1)
+    """A folder with config, safetensors and tokenizer, or `smollm2`."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Number format of target and drafters; outputs equal plain decoding exactly in `float32`."""
+
+
+class WorkerSettings(Section):
+    """Decoding and what it reports."""
+
+    worker_id: Identifier = "worker-0"
+    """Names this worker in its events; no two running workers may share it."""
+    num_speculative_tokens: int = Field(default=4, ge=0, le=64)
+    """Most tokens a drafter may propose per round (K)."""
+    policy: PolicyName = "normal_hedge"
+    """How drafters are selected: `normal_hedge`, `hedge` or `fixed:<drafter>`."""
+    segment_tokens: int = Field(default=64, ge=1, le=100_000)
+    """Verified tokens after which a segment of a request is reported."""
+    score_block: int = Field(default=16, ge=1, le=100_000)
+    """Windows scored together; more is cheaper, fewer lets the policy react sooner."""
+    emit_capacity: int = Field(default=1000, ge=1)
+    """Events that may wait to be sent; beyond that the oldest are dropped and counted."""
+    num_threads: int = Field(default=1, ge=1, le=1024)
+    """Threads of the tensor library."""
+    poll_seconds: float = Field(default=0.5, gt=0, le=3600)
+    """Time between two looks for new policies and releases."""
+
+
+class LearnerSettings(Section):
+    """Learning from events."""
+
+    learner_id: Identifier = "learner-0"
+    """Names this learner in what it publishes."""
+    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    """Step size of the weight updates."""
+    steps_per_event: int = Field(default=3, ge=0, le=1000)
+    """Weight updates after each event with content; 0 = learn selection only."""
+    batch_size: int = Field(default=256, ge=1, le=1_000_000)
+    """Positions per weight update."""
+    publish_policy_every_events: int = Field(default=1, ge=1)
+    """Events of a stream between two published policies."""
+    publish_weights_every_events: int = Field(default=8, ge=1)
+    """Events between two released versions of a drafter's weights."""
+    keep_versions: int = Field(default=5, ge=1)
+    """Newest versions of a drafter's weights kept; those in use stay as well."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of every random draw."""
+
+
+class ArchiverSettings(Section):
+    """The Parquet log."""
+
+    max_events_per_file: int = Field(default=10_000, ge=1)
+    """Events after which a file is closed."""
+    max_seconds_per_file: float = Field(default=60.0, gt=0, le=86_400)
+    """Age at which a file is closed, however few events it holds."""
+
+
+class ContentSettings(Section):
+    """What users wrote and read. Nothing is recorded unless its stream has consented."""
+
+    consenting_streams: tuple[Identifier, ...] = ()
+    """Streams whose token ids may be recorded; only they train weights."""
+
+
+class FeatureSettings(Section):
+    """Recorded hidden states of the consenting streams."""
+
+    enabled: bool = False
+    """Record the target's hidden states, which some drafters need to train."""
+    max_bytes: int = Field(default=10 * 2**30, ge=1)
+    """Bytes kept per worker; the oldest files are removed first."""
+
+
+class Settings(Section):
+    """All settings; built directly, with the defaults, it reads neither file nor environment."""
+
+    data: Folder = Path("draftloop-data")
+    """Folder of everything Draftloop stores: event log, Parquet log, artifacts, features."""
+    cache: Folder | None = None
+    """Folder of converted models; unset = the user's cache folder."""
+    event_log: EventLogSettings = EventLogSettings()
+    model: ModelSettings = ModelSettings()
+    worker: WorkerSettings = WorkerSettings()
+    learner: LearnerSettings = LearnerSettings()
+    archiver: ArchiverSettings = ArchiverSettings()
+    content: ContentSettings = ContentSettings()
+    features: FeatureSettings = FeatureSettings()
+
+
+class _Environment(BaseSettings, Settings):  # type: ignore[misc]  # two kinds of model_config
+    """Tells the environment source which keys there are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingKey:
+    """One key as the documentation shows it; ``default`` is written as in TOML."""
+
+    name: str
+    default: str
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return PREFIX + self.name.replace(".", NESTING).upper()
+
+
+def setting_keys() -> list[SettingKey]:
+    """Return every key, in the order of the file."""
+    return list(_keys(Settings(), ""))
+
+
+def load_settings(config: Path | None = None) -> Settings:
+    """Read file and environment.
+
+    Args:
+        config: The file, which must then exist; None to look as the module describes.
+
+    Raises:
+        SettingsError: If a key is unknown or a value is not allowed, or the file cannot be read.
+    """
+    file = _config_file(config)
+    document = {} if file is None else _document(file)
+    _refuse_unknown_variables()
+    try:
+        environment = EnvSettingsSource(
+            _Environment, env_prefix=PREFIX, env_nested_delimiter=NESTING
+        )()
+    except SourceError as error:
+        raise SettingsError(_not_json()) from error
+    try:
+        return Settings.model_validate(_merged(document, environment))
+    except ValidationError as error:
+        raise SettingsError(_one_line(error, file)) from error
+
+
+def _keys(section: BaseModel, prefix: str) -> Iterator[SettingKey]:
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield SettingKey(
+                name=prefix + name, default=_toml(value), meaning=info.description or ""
+            )
+
+
+def _toml(value: object) -> str:
+    """Write a default as TOML would; unset is left blank."""
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        value = list(value)
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def _config_file(config: Path | None) -> Path | None:
+    named = config or (Path(os.environ[CONFIG]) if os.environ.get(CONFIG) else None)
+    if named is not None:
+        return named
+    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{file}: not TOML: {error}") from error
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one document over another, table by table."""
+    merged = dict(below)
+    for key, value in above.items():
+        lower = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(lower, Mapping):
+            value = _merged(lower, value)
+        merged[key] = value
+    return merged
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable must not be ignored: it may be the one that switches content off."""
+    known = {key.variable for key in setting_keys()} | {CONFIG}
+    known |= {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
+    for variable in os.environ:
+        name = variable.upper()
+        if name.startswith(PREFIX) and name not in known:
+            raise SettingsError(f"environment: {variable} is no setting; {_closest(name, known)}")
+
+
+def _not_json() -> str:
+    """Name the variable of a list or table that is not written as JSON."""
+    plain = {key.variable for key in setting_keys() if key.default != "[]"} | {CONFIG}
+    for variable, value in os.environ.items():
+        if variable.upper().startswith(PREFIX) and variable.upper() not in plain:
+            try:
+                json.loads(value)
+            except ValueError as error:
+                return (
+                    f"{variable} = {_shown(value)}: lists and tables are written as JSON: {error}"
+                )
+    return "environment: lists and tables are written as JSON"
+
+
+def _one_line(error: ValidationError, file: Path | None) -> str:
+    """Name the place, key, value and what is allowed, for the first of the errors."""
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        known = {known.name for known in setting_keys()} | set(Settings.model_fields)
+        return f"{file}: {key} is no setting; {_closest(key, known)}"
+    value = _shown(first["input"])
+    allowed = first["msg"].removeprefix("Value error, ")
+    return f"{_place(path, file)}: {key} = {value}: {allowed}"
+
+
+def _place(path: Sequence[str], file: Path | None) -> str:
+    """Name the variable that set the value, else the file."""
+    variables = {name.upper(): name for name in os.environ}
+    for size in range(len(path), 0, -1):
+        variable = PREFIX + NESTING.join(path[:size]).upper()
+        if variable in variables:
+            return variables[variable]
+    return str(file)
+
+
+def _shown(value: object) -> str:
+    """Show a value without the password that a URL may hold."""
+    return re.sub(r"//[^/@\s]*@", "//***@", repr(value))[:200]
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {found[0]}?" if found else "see docs/settings.md"
