@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +17,11 @@ class ReceivedEvent(Protocol):
     @property
     def partition(self) -> int:
         """Partition of the event topic."""
+
     @property
     def offset(self) -> int:
         """Offset in that partition."""
+
     @property
     def event(self) -> VerificationEvent:
         """The event itself, already checked."""
@@ -37,6 +39,39 @@ class EventSource(Protocol):
 
     def poll(self, timeout_seconds: float) -> Sequence[ReceivedEvent]:
         """Return what has arrived, waiting at most ``timeout_seconds`` for the first."""
+
+    def committed(self, partition: int) -> int | None:
+        """Return the position last committed for ``partition``, or None."""
+
+    def commit(self, partition: int, offset: int) -> None:
+        """Store durably that everything below ``offset`` is contained in published policies."""
+
+
+class RefusedEvents(Protocol):
+    """Where events go that could be read but not learned."""
+
+    def set_aside(self, received: ReceivedEvent, reason: str) -> None:
+        """Keep the event with its place; ``reason`` has the path and both values."""
+
+
+class Trainer(Protocol):
+    """Trains drafters from the events that the learner reads."""
+
+    def start_offsets(self) -> Mapping[int, int]:
+        """Return per partition the first offset not contained in the released weights.
+
+        Partitions that are not named start at the first offset that can still be read.
+        """
+
+    def train(self, received: ReceivedEvent) -> None:
+        """Take one event, in order of offset within its partition.
+
+        Every event read is handed over: those below ``start_offsets``, and copies of the same
+        event at a later offset, are the trainer's to skip (``learner.feedback.Contained``).
+
+        Raises:
+            ValueError: If this event cannot be trained on; it is set aside and the loop goes on.
+        """
 
 
 class PolicyBoard(Protocol):

@@ -51,7 +51,7 @@ def specialist(target: Conditional) -> Conditional:
 
 def sharpened(conditional: Conditional) -> Conditional:
     """Put all mass on the most probable token: a drafter that is sure of one token."""
-    return lambda path: np.eye(VOCABULARY)[int(np.argmax(conditional(path)))]
+    return lambda path: np.asarray(np.eye(VOCABULARY)[int(np.argmax(conditional(path)))])
 
 
 def reduced(conditional: Conditional) -> Conditional:
@@ -59,7 +59,7 @@ def reduced(conditional: Conditional) -> Conditional:
 
     def probs(path: tuple[int, ...]) -> Distribution:
         kept = conditional(path) * np.array([1.0, 1.0, 0.0])
-        return kept / kept.sum()
+        return np.asarray(kept / kept.sum())
 
     return probs
 

@@ -1,0 +1,210 @@
+"""The learner: learns each event once and publishes what it knows of every stream.
+
+The published policies are its state. ``resume`` reads them and continues where the source's
+committed position stands; an event that a policy already contains is passed over, so a crash at
+any point leaves the same final state. A position is committed only once the policies that contain
+all below it are stored: losing it costs time, not correctness.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from learner.feedback import Standing
+from learner.ports import EventSource, PolicyBoard, ReceivedEvent, RefusedEvents, Trainer
+from learner.stream_state import StreamSettings, StreamState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerSettings:
+    """How the service runs; only ``streams`` bears on what it learns.
+
+    Attributes:
+        learner_id: Names this learner in the policies.
+        publish_every_events: Publish at least once per so many events, >= 1.
+        poll_seconds: Longest wait for the next event.
+        streams: How events become the state of a stream.
+    """
+
+    learner_id: str = "learner"
+    publish_every_events: int = 100
+    poll_seconds: float = 0.5
+    streams: StreamSettings = field(default_factory=StreamSettings)
+
+    def __post_init__(self) -> None:
+        if self.publish_every_events < 1:
+            raise ValueError(f"publish_every_events={self.publish_every_events}, expected >= 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class LearnerCounts:
+    """What happened since the process started; for metrics only.
+
+    Attributes:
+        num_learned: Events learned.
+        num_contained: Events read again that the state contains.
+        num_late: Copies and stragglers that were skipped.
+        num_refused: Events set aside by the learner.
+        num_untrainable: Events set aside by the trainer.
+        num_orphans: Drafters in learned events that the learner does not keep.
+        num_published: Policies published.
+    """
+
+    num_learned: int = 0
+    num_contained: int = 0
+    num_late: int = 0
+    num_refused: int = 0
+    num_untrainable: int = 0
+    num_orphans: int = 0
+    num_published: int = 0
+
+
+class PolicyLearner:
+    """Learns every stream of the owned partitions.
+
+    Args:
+        source: Verification events.
+        board: The policies, read on ``resume`` and written on ``publish``.
+        settings: How it runs.
+        now: Returns the time in UTC, for the policies' ``produced_at``.
+        trainer: Trains drafters from the same events, if given.
+        refused: Keeps events that could not be learned; else they are counted and logged.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        board: PolicyBoard,
+        settings: LearnerSettings,
+        *,
+        now: Callable[[], datetime],
+        trainer: Trainer | None = None,
+        refused: RefusedEvents | None = None,
+    ) -> None:
+        self._source = source
+        self._board = board
+        self._settings = settings
+        self._now = now
+        self._trainer = trainer
+        self._refused = refused
+        self._stream_to_state: dict[str, StreamState] = {}
+        self._partition_to_position: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+        self._unpublished_streams: set[str] = set()
+        self._num_unpublished_events = 0
+        self.counts = LearnerCounts()
+
+    @property
+    def stream_to_state(self) -> Mapping[str, StreamState]:
+        """What is known now, published or not."""
+        return self._stream_to_state
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Learn and train until ``stop()``, then publish what is left."""
+        self.resume()
+        while not stop():
+            for received in self._source.poll(self._settings.poll_seconds):
+                self.learn_one(received)
+                self._train(received)
+                if self._num_unpublished_events >= self._settings.publish_every_events:
+                    self.publish()
+                if stop():
+                    break
+            self.publish()
+
+    def resume(self) -> None:
+        """Take the published state for one's own and seek to where it ends.
+
+        Without any policy everything is read: the topic may have been emptied to learn afresh.
+
+        Raises:
+            ContractError: If a policy is of another layout.
+        """
+        policies = self._board.read_all()
+        streams = self._settings.streams
+        self._stream_to_state = {p.stream: StreamState.from_policy(p, streams) for p in policies}
+        self._partition_to_position = {
+            partition: (self._source.committed(partition) or 0) if policies else 0
+            for partition in self._source.partitions
+        }
+        self._committed = dict(self._partition_to_position)
+        self._unpublished_streams.clear()
+        self._num_unpublished_events = 0
+        trainer_offsets = self._trainer.start_offsets() if self._trainer else None
+        for partition, position in self._partition_to_position.items():
+            trained = position if trainer_offsets is None else trainer_offsets.get(partition, 0)
+            self._source.seek(partition, min(position, trained))
+
+    def learn_one(self, received: ReceivedEvent) -> Standing | None:
+        """Learn the event if it is new.
+
+        Returns:
+            What the state knew of it before; None if it was refused, counted and set aside.
+        """
+        position = self._partition_to_position.get(received.partition, 0)
+        if received.offset < position:
+            self.counts.num_contained += 1
+            return Standing.CONTAINED
+        self._partition_to_position[received.partition] = received.offset + 1
+        self._num_unpublished_events += 1
+        try:
+            return self._learn(received)
+        except ValueError as error:
+            self.counts.num_refused += 1
+            self._set_aside(received, str(error))
+            return None
+
+    def _learn(self, received: ReceivedEvent) -> Standing:
+        stream = received.event.stream
+        state = self._stream_to_state.get(stream) or StreamState(stream=stream)
+        standing = state.contained.standing(received)
+        if standing is Standing.CONTAINED:
+            self.counts.num_contained += 1
+        elif standing is Standing.LATE:
+            self.counts.num_late += 1
+        else:
+            self._stream_to_state[stream], orphans = state.learned(received, self._settings.streams)
+            self._unpublished_streams.add(stream)
+            self.counts.num_learned += 1
+            self.counts.num_orphans += orphans
+        return standing
+
+    def _train(self, received: ReceivedEvent) -> None:
+        if self._trainer is None:
+            return
+        try:
+            self._trainer.train(received)
+        except ValueError as error:
+            self.counts.num_untrainable += 1
+            self._set_aside(received, str(error))
+
+    def _set_aside(self, received: ReceivedEvent, reason: str) -> None:
+        place = f"partition {received.partition} offset {received.offset}"
+        logger.warning("event at %s set aside: %s", place, reason)
+        if self._refused is not None:
+            self._refused.set_aside(received, reason)
+
+    def publish(self) -> None:
+        """Publish the streams that changed, then commit the positions they contain."""
+        policies = [
+            self._stream_to_state[stream].to_policy(
+                self._settings.streams,
+                learner_id=self._settings.learner_id,
+                produced_at=self._now(),
+            )
+            for stream in sorted(self._unpublished_streams)
+        ]
+        if policies:
+            self._board.publish(policies)
+        self.counts.num_published += len(policies)
+        self._unpublished_streams.clear()
+        self._num_unpublished_events = 0
+        for partition, position in self._partition_to_position.items():
+            if position != self._committed.get(partition):
+                self._source.commit(partition, position)
+                self._committed[partition] = position

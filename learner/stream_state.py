@@ -1,0 +1,190 @@
+"""The learner's state of one stream: a pure function of the stream's events in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.cost import CostSums
+from learner.feedback import Contained, aligned, drafter_positions, event_losses
+from learner.measures import Estimator
+from learner.ports import ReceivedEvent
+from learner.prior import PriorSettings, StreamPrior
+from schemas.errors import ContractError
+from schemas.events import DrafterVersion, PolicyPublished, VerificationEvent
+
+LAYOUT = 1.0
+"""Version of the accumulators' meaning; a state of another one is refused."""
+
+FORGOTTEN_WINDOWS = 1e-3
+"""A drafter that an event no longer lists leaves once its evidence has decayed below this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSettings:
+    """What turns events into a state; two learners with equal settings reach equal states.
+
+    Attributes:
+        policy_name: The policy that workers run inside a request, started from the prior.
+        admitted_drafter_ids: Drafters to learn about; None = all that events name.
+        estimator, length_weight: As ``learner.feedback.window_losses``.
+        prior: How evidence becomes a prior.
+    """
+
+    policy_name: str = "normal_hedge"
+    admitted_drafter_ids: Set[str] | None = None
+    estimator: Estimator = "exact"
+    length_weight: float = 1.0
+    prior: PriorSettings = field(default_factory=PriorSettings)
+
+    def admits(self, drafter_id: str) -> bool:
+        """Tell whether the learner keeps this drafter."""
+        return self.admitted_drafter_ids is None or drafter_id in self.admitted_drafter_ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamState:
+    """All that is known of one stream.
+
+    ``version`` counts the events learned. ``drafters`` carry the newest weights version seen;
+    new weights keep the drafter's history, which decays anyway.
+    """
+
+    stream: str
+    version: int = 0
+    drafters: tuple[DrafterVersion, ...] = ()
+    prior: StreamPrior = field(default_factory=lambda: StreamPrior.empty(0))
+    cost: CostSums = field(default_factory=CostSums.empty)
+    contained: Contained = field(default_factory=Contained)
+
+    def learned(self, received: ReceivedEvent, settings: StreamSettings) -> tuple[StreamState, int]:
+        """Return the state after one new event, and how many of its drafters are orphans.
+
+        Raises:
+            ValueError: If the event cannot be learned.
+        """
+        event = received.event
+        losses = event_losses(
+            event, estimator=settings.estimator, length_weight=settings.length_weight
+        )
+        state = self._with_drafters_of(event, settings)
+        positions = drafter_positions(event.drafters, state.drafters)
+        losses = aligned(losses, positions, len(state.drafters))
+        state = replace(
+            state,
+            version=self.version + 1,
+            prior=state.prior.learned(losses, settings.prior),
+            cost=state.cost.learned(event, positions, decay=settings.prior.decay),
+            contained=self.contained.with_event(received),
+        )
+        return state._without_forgotten(event), int(np.count_nonzero(positions < 0))
+
+    def _with_drafters_of(self, event: VerificationEvent, settings: StreamSettings) -> StreamState:
+        """Admit drafters seen for the first time and note new weights versions."""
+        id_to_drafter = {drafter.drafter_id: drafter for drafter in self.drafters}
+        for drafter in event.drafters:
+            known = id_to_drafter.get(drafter.drafter_id, drafter)
+            if settings.admits(drafter.drafter_id):
+                newer = drafter if drafter.weights_version > known.weights_version else known
+                id_to_drafter[drafter.drafter_id] = newer
+        num_new = len(id_to_drafter) - len(self.drafters)
+        return replace(
+            self,
+            drafters=tuple(id_to_drafter.values()),
+            prior=self.prior.with_new(num_new),
+            cost=self.cost.with_new(num_new),
+        )
+
+    def _without_forgotten(self, event: VerificationEvent) -> StreamState:
+        """Drop drafters that are neither in use nor remembered."""
+        listed = set(event.drafter_ids)
+        return self._only(
+            [
+                index
+                for index, drafter in enumerate(self.drafters)
+                if drafter.drafter_id in listed
+                or self.prior.num_windows[index] >= FORGOTTEN_WINDOWS
+            ]
+        )
+
+    def _only(self, positions: list[int]) -> StreamState:
+        if len(positions) == len(self.drafters):
+            return self
+        return replace(
+            self,
+            drafters=tuple(self.drafters[index] for index in positions),
+            prior=self.prior.only(positions),
+            cost=self.cost.only(positions),
+        )
+
+    def to_policy(
+        self, settings: StreamSettings, *, learner_id: str, produced_at: datetime
+    ) -> PolicyPublished:
+        """Return the state as it is published.
+
+        ``parent_version`` is the state one event earlier, published or not, so that how often
+        a learner publishes leaves no trace.
+        """
+        size = len(self.drafters)
+        return PolicyPublished(
+            stream=self.stream,
+            version=self.version,
+            parent_version=self.version - 1,
+            produced_at=produced_at,
+            learner_id=learner_id,
+            policy_name=settings.policy_name,
+            drafters=self.drafters,
+            log_weights=self.prior.log_weights(settings.prior),
+            accumulators=self._accumulators(),
+            selection_probabilities=self.prior.probabilities(settings.prior),
+            num_speculative_tokens=np.full(size, self.cost.num_speculative_tokens, np.int16),
+            cost=self.cost.model(),
+            watermark=self.contained.watermark(),
+        )
+
+    def _accumulators(self) -> dict[str, NDArray[np.float64]]:
+        return {
+            "layout": np.array([LAYOUT]),
+            "excess_loss": self.prior.excess_loss,
+            "num_windows": self.prior.num_windows,
+            **self.cost.arrays(),
+        }
+
+    @classmethod
+    def from_policy(cls, policy: PolicyPublished, settings: StreamSettings) -> StreamState:
+        """Continue from a published policy, without the drafters that are no longer admitted.
+
+        Raises:
+            ContractError: If an accumulator is missing or of another layout.
+        """
+        arrays = policy.accumulators
+        path = f"policy of {policy.stream!r}: accumulators"
+        layout = _accumulator(arrays, "layout", path)
+        if not np.array_equal(layout, [LAYOUT]):
+            raise ContractError(f"{path}.layout", found=layout, expected=[LAYOUT])
+        state = cls(
+            stream=policy.stream,
+            version=policy.version,
+            drafters=policy.drafters,
+            prior=StreamPrior(
+                _accumulator(arrays, "excess_loss", path), _accumulator(arrays, "num_windows", path)
+            ),
+            cost=CostSums(
+                **{name: _accumulator(arrays, name, path) for name in CostSums.empty().arrays()}
+            ),
+            contained=Contained.from_watermark(policy.watermark),
+        )
+        admitted = [i for i, d in enumerate(policy.drafters) if settings.admits(d.drafter_id)]
+        return state._only(admitted)
+
+
+def _accumulator(
+    arrays: Mapping[str, NDArray[np.float64]], name: str, path: str
+) -> NDArray[np.float64]:
+    if name not in arrays:
+        raise ContractError(f"{path}.{name}", found="nothing", expected="an array")
+    return arrays[name]
