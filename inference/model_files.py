@@ -249,6 +249,8 @@ def _convert_into(folder: Path, gguf: Path, progress: Progress) -> None:
     try:
         partial.mkdir()
         _dequantise(gguf, partial, progress)
+        for path in partial.iterdir():
+            path.chmod(0o644)  # safetensors writes for its owner alone; a cache may be shared
         sizes = {path.name: path.stat().st_size for path in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(sizes, indent=1))
         _sync(partial)
@@ -279,7 +281,7 @@ def _dequantise(gguf: Path, folder: Path, progress: Progress) -> None:
         config = packed.config
         del config.quantization_config
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(config)
         model.load_state_dict(packed.state_dict(), assign=True)
         model.tie_weights()
         progress("Saving SmolLM2 in bf16")
