@@ -1,0 +1,32 @@
+"""Run an archiver until it is killed: ``python -m tests.integration.archive LOG FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from pipeline.archiver import Archiver
+from pipeline.dead_letters import DeadLetterTopic
+from pipeline.eventlog.embedded import EmbeddedEventLog
+from schemas.topics import VERIFICATION_EVENTS
+
+
+def main(log_path: Path, folder: Path) -> None:
+    """Archive with small files, so that it is nearly always writing one."""
+    log = EmbeddedEventLog(log_path)
+    archiver = Archiver(
+        log,
+        VERIFICATION_EVENTS,
+        folder,
+        dead_letters=DeadLetterTopic(log),
+        max_events_per_file=3,
+        max_seconds_per_file=0.05,
+    )
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    archiver.run(threading.Event())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

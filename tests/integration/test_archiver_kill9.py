@@ -1,0 +1,123 @@
+"""An archiver that is killed again and again ends with the rows of one that never was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.archiver import Archiver
+from pipeline.dead_letters import DeadLetterTopic
+from pipeline.eventlog.embedded import EmbeddedEventLog
+from pipeline.eventlog.opening import declared_topics
+from pipeline.eventlog.ports import Message
+from pipeline.log_files import log_files
+from replay.reader import LogReader
+from schemas.arrow import LoggedEvent, events_from_table, read_table
+from schemas.codec import encode
+from schemas.topics import DEAD_LETTERS, VERIFICATION_EVENTS
+from tests.schemas.builders import make_event
+
+NUM_KILLS = 20
+NUM_PARTITIONS = 2
+MOST_SECONDS_ALIVE = 0.15
+UNDECODABLE_EVERY = 17
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedEventLog]:
+    log = EmbeddedEventLog(tmp_path / "log.sqlite")
+    for spec in declared_topics(NUM_PARTITIONS):
+        log.create_topic(spec)
+    yield log
+    log.close()
+
+
+def test_rows_after_twenty_kills_equal_those_of_an_undisturbed_run(
+    log: EmbeddedEventLog, tmp_path: Path
+) -> None:
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    generator = np.random.default_rng(7)
+    with _events_flowing(log):
+        for _ in range(NUM_KILLS):
+            _archive_and_kill(tmp_path / "log.sqlite", killed, generator)
+    files_before_the_end = len(log_files(killed, VERIFICATION_EVENTS))
+    _archive(log, killed)
+    letters = log.end_offset(DEAD_LETTERS, 0)
+    _archive(log, undisturbed)
+
+    rows, expected = _rows(killed), _rows(undisturbed)
+    ends = [log.end_offset(VERIFICATION_EVENTS, p) for p in range(NUM_PARTITIONS)]
+    assert files_before_the_end >= NUM_KILLS, "the killed runs did too little to prove anything"
+    assert [_content(row) for row in rows] == [_content(row) for row in expected]
+    assert len(rows) + letters == sum(ends)
+    assert letters == log.end_offset(DEAD_LETTERS, 0) > 0
+    _assert_ranges_touch(killed, ends)
+    assert list(killed.rglob("_*.parquet")) == []
+    reader = LogReader(killed)
+    assert len(list(reader)) == len(rows)
+    assert (reader.summary().num_duplicates, reader.summary().problems) == (0, ())
+
+
+@contextmanager
+def _events_flowing(log: EmbeddedEventLog) -> Iterator[None]:
+    """Append events, and now and then something that is none, until the block ends."""
+    stop = threading.Event()
+
+    def append() -> None:
+        sequence = 0
+        while not stop.wait(0.01):
+            event = make_event(sequence=sequence, num_windows=2, stream=f"stream-{sequence % 5}")
+            is_decodable = sequence % UNDECODABLE_EVERY != 0
+            value = encode(event) if is_decodable else b"no event"
+            log.append(VERIFICATION_EVENTS, [Message(key=event.stream.encode(), value=value)])
+            sequence += 1
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _archive_and_kill(log_path: Path, folder: Path, generator: np.random.Generator) -> None:
+    command = [sys.executable, "-m", "tests.integration.archive", str(log_path), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(generator.uniform(0.0, MOST_SECONDS_ALIVE))
+        assert process.poll() is None
+        process.kill()
+
+
+def _archive(log: EmbeddedEventLog, folder: Path) -> None:
+    letters = DeadLetterTopic(log)
+    with Archiver(log, VERIFICATION_EVENTS, folder, dead_letters=letters) as archiver:
+        archiver.drain()
+
+
+def _rows(folder: Path) -> list[LoggedEvent]:
+    """Every row that is in a file, without the reader's own removal of duplicates."""
+    paths = folder.rglob("[!_]*.parquet")
+    found = [row for path in paths for row in events_from_table(read_table(path))]
+    return sorted(found, key=lambda row: (row.partition, row.offset))
+
+
+def _content(row: LoggedEvent) -> tuple[int, int, object, bytes]:
+    return row.partition, row.offset, row.appended_at, encode(row.event)
+
+
+def _assert_ranges_touch(folder: Path, ends: list[int]) -> None:
+    for partition, end in enumerate(ends):
+        files = [f for f in log_files(folder, VERIFICATION_EVENTS) if f.partition == partition]
+        starts = [file.first_offset for file in files]
+        assert [*starts, end] == [0, *(file.last_offset + 1 for file in files)]
