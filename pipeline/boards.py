@@ -39,6 +39,7 @@ class LogEventSource:
     Args:
         log: The event log, used from one thread.
         partitions: Those this learner owns; read from their first offset unless sought.
+        group: Names the learner's committed positions.
         max_messages: Most messages read per partition and poll.
 
     Attributes:
@@ -46,9 +47,15 @@ class LogEventSource:
     """
 
     def __init__(
-        self, log: EventLog, partitions: Sequence[int], *, max_messages: int = 500
+        self,
+        log: EventLog,
+        partitions: Sequence[int],
+        *,
+        group: str = "draftloop.learner",
+        max_messages: int = 500,
     ) -> None:
         self._log = log
+        self._group = group
         self._max_messages = max_messages
         self._partition_to_offset = {
             partition: log.begin_offset(VERIFICATION_EVENTS, partition) for partition in partitions
@@ -88,6 +95,14 @@ class LogEventSource:
                 begin - 1,
             )
         self._partition_to_offset[partition] = max(offset, begin)
+
+    def committed(self, partition: int) -> int | None:
+        """Return the position last committed for ``partition``, or None."""
+        return self._log.committed(self._group, VERIFICATION_EVENTS, partition)
+
+    def commit(self, partition: int, offset: int) -> None:
+        """Store durably that everything below ``offset`` is contained in published policies."""
+        self._log.commit(self._group, VERIFICATION_EVENTS, partition, offset)
 
     def poll(self, timeout_seconds: float) -> Sequence[LoggedEvent]:
         """Return what has arrived, waiting at most ``timeout_seconds`` for the first.
