@@ -52,11 +52,12 @@ _PLAIN = (
     *("policy_name", "policy_version", "num_speculative_tokens", "num_prompt_tokens"),
     *("first_position", "num_positions"),
 )
-_CONTENT_ARRAYS = (
-    *("prompt_token_ids", "token_ids", "target_top_token_ids"),
-    *("target_top_log_probabilities", "target_tail_mass"),
-)
 _FEATURES = tuple(FeatureReference.__dataclass_fields__)
+_ARRAYS = {
+    "rounds": tuple(Rounds.__dataclass_fields__),
+    "windows": tuple(ScoredWindows.__dataclass_fields__),
+    "content": tuple(name for name in Content.__dataclass_fields__ if name != "features"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,48 +83,65 @@ class LoggedEvent:
 def events_to_table(rows: Sequence[LoggedEvent]) -> pa.Table:
     """Return one row per event, with exactly ``VERIFICATION_EVENT_SCHEMA``."""
     events = [row.event for row in rows]
-    contents = [event.content for event in events]
-    features = [None if content is None else content.features for content in contents]
-    name_to_values: dict[str, Any] = {
+    name_to_values = {
+        **_position_values(rows),
+        **{name: [getattr(event, name) for event in events] for name in _PLAIN},
+        **_nested_values(events),
+        **_feature_values(events),
+    }
+    columns = {
+        name: pa.array(values, VERIFICATION_EVENT_SCHEMA.field(name).type)
+        for name, values in name_to_values.items()
+    }
+    for prefix, names in _ARRAYS.items():
+        parts = [getattr(event, prefix) for event in events]
+        for name in names:
+            arrays = [None if part is None else getattr(part, name) for part in parts]
+            columns[f"{prefix}_{name}"] = _list_column(f"{prefix}_{name}", arrays)
+    return pa.Table.from_pydict(columns, schema=VERIFICATION_EVENT_SCHEMA)
+
+
+def _position_values(rows: Sequence[LoggedEvent]) -> dict[str, list[Any]]:
+    return {
         "schema_version": [SCHEMA_VERSION] * len(rows),
         "topic": [row.topic for row in rows],
         "partition": [row.partition for row in rows],
         "offset": [row.offset for row in rows],
         "appended_at": [microseconds(row.appended_at) for row in rows],
+    }
+
+
+def _nested_values(events: Sequence[VerificationEvent]) -> dict[str, list[Any]]:
+    pools = [event.drafters for event in events]
+    rules = [event.sampling for event in events]
+    return {
         "produced_at": [microseconds(event.produced_at) for event in events],
         "finish_reason": [event.finish_reason.value for event in events],
-        "drafter_ids": [[d.drafter_id for d in e.drafters] for e in events],
-        "drafter_weights_versions": [[d.weights_version for d in e.drafters] for e in events],
+        "drafter_ids": [[one.drafter_id for one in pool] for pool in pools],
+        "drafter_weights_versions": [[one.weights_version for one in pool] for pool in pools],
         "drafter_vocabulary_hashes": [
-            [d.draft_vocabulary_hash for d in e.drafters] for e in events
+            [one.draft_vocabulary_hash for one in pool] for pool in pools
         ],
-        "sampling_acceptance_rule": [e.sampling.acceptance_rule.value for e in events],
-        "content_num_top_tokens": [
-            None if content is None else content.target_top_token_ids.shape[1]
-            for content in contents
-        ],
+        "sampling_acceptance_rule": [rule.acceptance_rule.value for rule in rules],
+        "sampling_temperature": [rule.temperature for rule in rules],
+        "sampling_top_p": [rule.top_p for rule in rules],
+        "sampling_top_k": [rule.top_k for rule in rules],
     }
-    for name in ("temperature", "top_p", "top_k"):
-        name_to_values[f"sampling_{name}"] = [getattr(e.sampling, name) for e in events]
-    for name in _FEATURES:
-        name_to_values[f"content_features_{name}"] = [
-            None if reference is None else getattr(reference, name) for reference in features
+
+
+def _feature_values(events: Sequence[VerificationEvent]) -> dict[str, list[Any]]:
+    contents = [event.content for event in events]
+    references = [None if content is None else content.features for content in contents]
+    values = {
+        f"content_features_{name}": [
+            None if reference is None else getattr(reference, name) for reference in references
         ]
-    for name in _PLAIN:
-        name_to_values[name] = [getattr(event, name) for event in events]
-    columns = {
-        name: pa.array(values, VERIFICATION_EVENT_SCHEMA.field(name).type)
-        for name, values in name_to_values.items()
+        for name in _FEATURES
     }
-    for prefix, parts, names in (
-        ("rounds", [event.rounds for event in events], Rounds.__dataclass_fields__),
-        ("windows", [event.windows for event in events], ScoredWindows.__dataclass_fields__),
-        ("content", contents, _CONTENT_ARRAYS),
-    ):
-        for name in names:
-            arrays = [None if part is None else getattr(part, name) for part in parts]
-            columns[f"{prefix}_{name}"] = _list_column(f"{prefix}_{name}", arrays)
-    return pa.Table.from_pydict(columns, schema=VERIFICATION_EVENT_SCHEMA)
+    values["content_num_top_tokens"] = [
+        None if content is None else content.target_top_token_ids.shape[1] for content in contents
+    ]
+    return values
 
 
 def _list_column(name: str, arrays: Sequence[NDArray[Any] | None]) -> pa.LargeListArray:
@@ -156,21 +174,17 @@ def events_from_table(table: pa.Table) -> list[LoggedEvent]:
 
 
 def _logged_events(batch: pa.RecordBatch) -> Iterator[LoggedEvent]:
-    row_readers = {
-        field.name: _row_reader(batch.column(field.name), field.name) for field in batch.schema
-    }
+    row_readers = {name: _row_reader(batch.column(name)) for name in batch.schema.names}
     for index in range(batch.num_rows):
 
         def value(name: str, index: int = index) -> Any:
             return row_readers[name](index)
 
-        where = f"{value('topic')}/{value('partition')}/{value('offset')}"
         try:
             event = _event(value)
         except ContractError as error:
-            raise ContractError(
-                f"{where}.{error.path}", found=error.found, expected=error.expected
-            ) from error
+            where = f"{value('topic')}/{value('partition')}/{value('offset')}"
+            raise error.under(where) from error
         yield LoggedEvent(
             topic=value("topic"),
             partition=value("partition"),
@@ -180,14 +194,12 @@ def _logged_events(batch: pa.RecordBatch) -> Iterator[LoggedEvent]:
         )
 
 
-def _row_reader(column: pa.Array, name: str) -> Callable[[int], Any]:
+def _row_reader(column: pa.Array) -> Callable[[int], Any]:
     """Return a function from row number to value: arrays as views, times as UTC datetimes."""
     if pa.types.is_timestamp(column.type):
         counts = column.cast(pa.int64()).to_pylist()
         return lambda row: EPOCH + timedelta(microseconds=counts[row])
     if pa.types.is_large_list(column.type) and not pa.types.is_string(column.type.value_type):
-        if column.values.null_count:
-            raise ContractError(name, found="null elements", expected="no null")
         offsets = column.offsets.to_numpy().tolist()
         flat = column.values.to_numpy()
         return lambda row: flat[offsets[row] : offsets[row + 1]]
@@ -220,7 +232,7 @@ def _event(value: Callable[[str], Any]) -> VerificationEvent:
             top_p=value("sampling_top_p"),
             top_k=value("sampling_top_k"),
         ),
-        rounds=Rounds(**{name: value(f"rounds_{name}") for name in Rounds.__dataclass_fields__}),
+        rounds=Rounds(**{name: value(f"rounds_{name}") for name in _ARRAYS["rounds"]}),
         windows=_windows(value, len(pool)),
         content=_content(value),
     )

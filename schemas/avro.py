@@ -10,15 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from typing import Any
 
 import fastavro
 
 from schemas.errors import ContractError
-
-MESSAGE_NAMES = ("verification_event", "policy_published", "drafter_released")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +28,33 @@ class WireSchema:
     parsed: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SchemaTable:
-    """All schemas this build can read, by id; it writes with the newest of each message."""
+    """The schemas a process works with.
 
-    schemas: tuple[WireSchema, ...]
+    Attributes:
+        newest: Per message name, the schema it writes with and reads into.
+        by_id: Every schema it can read from, by id.
+    """
 
-    @cached_property
-    def by_id(self) -> Mapping[int, WireSchema]:
-        """Return every schema by its id."""
-        return {schema.schema_id: schema for schema in self.schemas}
+    newest: Mapping[str, WireSchema]
+    by_id: Mapping[int, WireSchema]
 
-    @cached_property
-    def newest(self) -> Mapping[str, WireSchema]:
-        """Return the newest schema of every message."""
-        ordered = sorted(self.schemas, key=lambda schema: schema.version)
-        return {schema.message_name: schema for schema in ordered}
+    @classmethod
+    def of(cls, schemas: Iterable[WireSchema]) -> SchemaTable:
+        """Return the table in which the highest version of every message is the newest."""
+        ordered = sorted(schemas, key=lambda schema: schema.version)
+        return cls(
+            newest={schema.message_name: schema for schema in ordered},
+            by_id={schema.schema_id: schema for schema in ordered},
+        )
+
+    def knowing(self, schema: WireSchema) -> SchemaTable:
+        """Return a table that can also read what ``schema`` wrote, and is otherwise the same.
+
+        So an older build reads a newer writer whose schema came from elsewhere (a registry).
+        """
+        return SchemaTable(newest=self.newest, by_id={**self.by_id, schema.schema_id: schema})
 
     def writer(self, schema_id: int, message_name: str) -> WireSchema:
         """Return the schema that wrote a message of the expected name.
@@ -56,7 +64,8 @@ class SchemaTable:
         """
         schema = self.by_id.get(schema_id)
         if schema is None:
-            raise ContractError("schema_id", found=schema_id, expected=f"one of {[*self.by_id]}")
+            known = ", ".join(map(str, sorted(self.by_id)))
+            raise ContractError("schema_id", found=schema_id, expected=f"one of {known}")
         if schema.message_name != message_name:
             raise ContractError(
                 "schema_id",
@@ -83,4 +92,5 @@ def _packaged_schemas() -> Iterable[WireSchema]:
             yield wire_schema(file.name.split(".")[0], file.read_text(encoding="utf-8"))
 
 
-PACKAGED = SchemaTable(tuple(_packaged_schemas()))
+PACKAGED = SchemaTable.of(_packaged_schemas())
+"""The schemas of this build."""

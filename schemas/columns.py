@@ -122,8 +122,8 @@ def columns_of(version: int) -> tuple[Column, ...]:
 def conform(table: pa.Table) -> pa.Table:
     """Bring a table written by this or an older schema version to the declared columns.
 
-    Missing columns get their declared default; unknown columns are left out; other types are
-    cast where nothing is lost.
+    Missing columns get their declared default; unknown columns are left out; other widths of
+    integers and encodings of text and lists are cast, other types are not.
 
     Raises:
         ContractError: If a row has a newer schema version, a column without default is missing,
@@ -154,15 +154,36 @@ def _conformed(table: pa.Table, column: Column) -> pa.ChunkedArray:
         return _filled(table.num_rows, column)
     values = table[column.name]
     if values.type != column.type:
-        try:
-            values = values.cast(column.type)
-        except pa.ArrowException as error:
-            raise ContractError(
-                column.name, found=f"{values.type} ({error})", expected=column.type
-            ) from error
+        values = _cast(values, column)
     if not column.nullable and values.null_count:
         raise ContractError(column.name, found=f"{values.null_count} nulls", expected="no null")
+    if pa.types.is_large_list(column.type) and any(c.values.null_count for c in values.chunks):
+        raise ContractError(column.name, found="null elements", expected="no null")
     return values
+
+
+def _cast(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+    """Cast within one kind of type only: a reader that guessed 7 has already lost "007"."""
+    refusal = ContractError(column.name, found=values.type, expected=column.type)
+    if not pa.types.is_null(values.type) and _kind(values.type) != _kind(column.type):
+        raise refusal
+    try:
+        return values.cast(column.type)
+    except pa.ArrowException as error:
+        raise refusal from error
+
+
+def _kind(kind: pa.DataType) -> str:
+    """Name what may be cast into each other: widths of integers, encodings of text and lists."""
+    if pa.types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    if pa.types.is_timestamp(kind):
+        return "naive time" if kind.tz is None else "time"
+    if pa.types.is_integer(kind):
+        return "integer"
+    return "text" if pa.types.is_large_string(kind) or pa.types.is_string(kind) else str(kind)
 
 
 def _filled(num_rows: int, column: Column) -> pa.ChunkedArray:

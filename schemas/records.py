@@ -178,7 +178,13 @@ def _from_drafters(drafters: Sequence[DrafterVersion]) -> list[Record]:
 
 
 def _to_drafters(records: Sequence[Record]) -> tuple[DrafterVersion, ...]:
-    return tuple(DrafterVersion(**record) for record in records)
+    drafters = []
+    for index, record in enumerate(records):
+        try:
+            drafters.append(DrafterVersion(**record))
+        except ContractError as error:
+            raise error.under(f"drafters[{index}]") from error
+    return tuple(drafters)
 
 
 def _to_sampling(record: Record) -> SamplingRule:
