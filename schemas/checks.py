@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +88,7 @@ def finite(
 
 def utc(path: str, value: Any) -> None:
     """Refuse a time without zone or in another zone than UTC."""
+    member(path, value, datetime)
     if value.utcoffset() != _NO_TIME:
         raise ContractError(path, found=value.isoformat(), expected="a time in UTC")
 
@@ -303,8 +304,10 @@ def _content(event: events.VerificationEvent, content: events.Content) -> None:
     prompt = event.num_prompt_tokens if event.segment_index == 0 else 0
     array("content.prompt_token_ids", content.prompt_token_ids, np.int32, (prompt,))
     array("content.token_ids", content.token_ids, np.int32, (positions,))
-    kept = content.target_top_token_ids.shape[-1] if content.target_top_token_ids.ndim else 0
-    array("content.target_top_token_ids", content.target_top_token_ids, np.int32, (positions, kept))
+    top_ids = content.target_top_token_ids
+    member("content.target_top_token_ids", top_ids, np.ndarray)
+    kept = top_ids.shape[-1] if top_ids.ndim else 0
+    array("content.target_top_token_ids", top_ids, np.int32, (positions, kept))
     for name in ("prompt_token_ids", "token_ids", "target_top_token_ids"):
         within(f"content.{name}", getattr(content, name), 0, np.iinfo(np.int32).max)
     log_probabilities = content.target_top_log_probabilities
