@@ -1,0 +1,148 @@
+"""One pass over a log: columns, self-check and re-runs; then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from replay.comparators import SwitchingComparators
+from replay.errors import ReplayError
+from replay.ports import SelectorFactory
+from replay.reader import LogReader
+from replay.regret import ComparableRounds, comparable_rounds
+from replay.requests import RequestTrace, join_requests
+from replay.rerun import (
+    Walk,
+    selector_from_name,
+    verify_logged_rounds,
+    verify_logged_selection,
+    walk,
+)
+from replay.summary import ReplaySummary, RerunCheck, summarise, switching_comparators
+from replay.trace import Trace, TraceBuilder
+
+MAX_EXAMPLES = 5
+DEFAULT_MAX_SWITCHES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Analysis:
+    """A log, analysed: what the report is written from."""
+
+    name: str
+    trace: Trace
+    rounds: ComparableRounds
+    max_switches: int
+    switching: SwitchingComparators | None
+    summary: ReplaySummary
+
+
+def analyse(
+    log: Path,
+    generator: np.random.Generator,
+    *,
+    policies: Sequence[str] = (),
+    logged_selector: SelectorFactory | None = None,
+    max_switches: int = DEFAULT_MAX_SWITCHES,
+    on_request: Callable[[], None] | None = None,
+) -> Analysis:
+    """Read a log once, check it against itself, re-run ``policies`` over it, and sum up.
+
+    Args:
+        log: The data folder, its ``events`` folder, any folder below, or one file.
+        generator: The dice of coins, selections and bootstrap.
+        policies: Names for ``learner.selection.policy_from_name``; each starts every request anew.
+        logged_selector: Remakes the worker's selector; logged selection probabilities are then
+            compared with its own.
+        max_switches: Largest S of the switching comparators.
+        on_request: Called after each request, for a progress bar.
+
+    Raises:
+        ReplayError: If there is nothing to read, or a policy is unknown.
+    """
+    reader = LogReader(log)
+    builder = TraceBuilder()
+    check = _SelfCheck(logged_selector)
+    walks = _Walks(policies, generator)
+    for request in join_requests(reader):
+        builder.add(request)
+        check.add(request)
+        walks.add(request)
+        if on_request is not None:
+            on_request()
+    trace = builder.build()
+    rounds = comparable_rounds(trace)
+    switching = switching_comparators(rounds, max_switches)
+    summary = summarise(
+        reader.summary(),
+        trace,
+        rounds,
+        generator,
+        check=check.result(),
+        policy_to_walk=walks.policy_to_walk,
+        switching=switching,
+    )
+    return Analysis(
+        name=str(log),
+        trace=trace,
+        rounds=rounds,
+        max_switches=max_switches,
+        switching=switching,
+        summary=summary,
+    )
+
+
+class _SelfCheck:
+    """Adds up the re-run of every request."""
+
+    def __init__(self, logged_selector: SelectorFactory | None) -> None:
+        self._logged_selector = logged_selector
+        self._num_rounds = 0
+        self._num_checked = 0
+        self._num_disagreements = 0
+        self._num_selections_checked = 0
+        self._examples: list[str] = []
+
+    def add(self, request: RequestTrace) -> None:
+        rebuilt = verify_logged_rounds(request)
+        found = rebuilt.disagreements
+        if self._logged_selector is not None and request.drafter_ids:
+            found += verify_logged_selection(request, self._logged_selector(request))
+            self._num_selections_checked += rebuilt.num_rounds
+        self._num_rounds += rebuilt.num_rounds
+        self._num_checked += rebuilt.num_checked
+        self._num_disagreements += len(found)
+        room = MAX_EXAMPLES - len(self._examples)
+        self._examples.extend(str(disagreement) for disagreement in found[:room])
+
+    def result(self) -> RerunCheck:
+        return RerunCheck(
+            num_rounds=self._num_rounds,
+            num_checked=self._num_checked,
+            num_disagreements=self._num_disagreements,
+            num_selections_checked=self._num_selections_checked,
+            examples=tuple(self._examples),
+        )
+
+
+class _Walks:
+    """Walks every request with every policy, all with the same coins."""
+
+    def __init__(self, policies: Sequence[str], generator: np.random.Generator) -> None:
+        self.policy_to_walk = {policy: Walk() for policy in policies}
+        self._policy_to_factory = {policy: selector_from_name(policy) for policy in policies}
+        self._generator = generator
+
+    def add(self, request: RequestTrace) -> None:
+        if not request.drafter_ids or not self._policy_to_factory:
+            return
+        seed = int(self._generator.integers(2**63))
+        for policy, factory in self._policy_to_factory.items():
+            try:
+                selector = factory(request)
+            except ValueError as error:
+                raise ReplayError(f"cannot re-run {policy}: {error}") from error
+            self.policy_to_walk[policy] += walk(request, selector, np.random.default_rng(seed))

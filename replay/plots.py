@@ -1,0 +1,411 @@
+"""The data of the report's plots: binned, rounded, and independent of any plotting library.
+
+A plot has variants (a switch above it), a variant has traces. Colours are roles, not values, so
+that the page can show them in light and in dark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.analysis import Analysis
+from replay.comparators import SwitchingComparators, path_length
+from replay.regret import ComparableRounds, regret
+from replay.summary import CLAIRVOYANT, named_comparators, switching_comparators
+from replay.trace import Trace
+from schemas.events import NO_DRAFTER
+
+MAX_STREAMS = 12
+"""Streams with plots of their own, those with most tokens; all are in the tables."""
+
+MAX_POINTS = 240
+ROWS_PER_POINT = 40
+MAX_TOTAL_POINTS = 200_000
+MAX_VERSION_MARKS = 100
+SWITCHES_DRAWN = (1, 4, 16)
+
+TOKENS_AXIS = "emitted tokens"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlotTrace:
+    """One line, area or row of marks; ``color`` is a role, ``x`` None = the variant's."""
+
+    name: str
+    kind: str
+    color: str
+    y: list[float | None]
+    x: list[float] | None = None
+    text: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One state of a plot's switch."""
+
+    label: str
+    x_title: str
+    y_title: str
+    x: list[float]
+    traces: list[PlotTrace]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """One plot; ``empty`` says why there is nothing to draw."""
+
+    id: str
+    title: str
+    note: str
+    variants: list[Variant]
+    empty: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """The plots of one stream, or of all."""
+
+    label: str
+    plots: list[Plot]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slice:
+    """The part of a log that a view shows, with tokens counted from its own start.
+
+    ``is_round`` and ``is_window`` select; ``round_token`` and ``window_token`` are the selected
+    ones' positions on the token axis.
+    """
+
+    num_tokens: int
+    is_round: NDArray[np.bool_]
+    is_window: NDArray[np.bool_]
+    round_token: NDArray[np.int64]
+    window_token: NDArray[np.int64]
+    request_shift: NDArray[np.int64]
+
+
+def report_views(analysis: Analysis) -> list[View]:
+    """Return the plots of all streams together, then of the largest ones if there are several."""
+    trace = analysis.trace
+    streams = _largest_streams(trace)
+    num_views = 1 + len(streams)
+    num_lines = num_views * (3 * (len(trace.drafter_ids) + 1) + 12)
+    points = int(np.clip(MAX_TOTAL_POINTS // num_lines, 40, MAX_POINTS))
+    views = [_view(analysis, None, points)]
+    views.extend(_view(analysis, stream, points) for stream in streams)
+    return views
+
+
+def views_to_json(views: list[View]) -> list[dict[str, Any]]:
+    """Return the views as JSON types."""
+    return [asdict(view) for view in views]
+
+
+def _largest_streams(trace: Trace) -> list[int]:
+    if len(trace.streams) < 2:
+        return []
+    stream = trace.request_stream[trace.rounds.request]
+    tokens = np.bincount(
+        stream, weights=trace.rounds.num_emitted_tokens, minlength=len(trace.streams)
+    )
+    return [int(index) for index in np.argsort(-tokens, kind="stable")[:MAX_STREAMS]]
+
+
+def _view(analysis: Analysis, stream: int | None, points: int) -> View:
+    trace = analysis.trace
+    rounds = analysis.rounds if stream is None else analysis.rounds.of_stream(stream)
+    switching = (
+        analysis.switching
+        if stream is None
+        else switching_comparators(rounds, analysis.max_switches)
+    )
+    part = _slice(trace, stream)
+    plots = [
+        _selection_plot(trace, part, points),
+        _length_plot(trace, part, stream, points),
+        _cumulative_plot(rounds, switching, part, points),
+        _dynamic_plot(rounds, switching),
+    ]
+    return View(label="All streams" if stream is None else trace.streams[stream], plots=plots)
+
+
+def _slice(trace: Trace, stream: int | None) -> _Slice:
+    is_request = np.ones(trace.request_stream.size, dtype=np.bool_)
+    if stream is not None:
+        is_request = trace.request_stream == stream
+    tokens = np.bincount(
+        trace.rounds.request,
+        weights=trace.rounds.num_emitted_tokens,
+        minlength=is_request.size,
+    ).astype(np.int64)
+    own = np.where(is_request, tokens, 0)
+    # From the log's token count to the view's: minus the tokens of other streams so far.
+    shift = (np.cumsum(own) - own) - (np.cumsum(tokens) - tokens)
+    is_round, is_window = is_request[trace.rounds.request], is_request[trace.windows.request]
+    return _Slice(
+        int(own.sum()),
+        is_round,
+        is_window,
+        trace.rounds.token[is_round] + shift[trace.rounds.request[is_round]],
+        trace.windows.token[is_window] + shift[trace.windows.request[is_window]],
+        shift,
+    )
+
+
+def _bins(token: NDArray[np.int64], num_tokens: int, points: int) -> NDArray[np.int64]:
+    return np.minimum(token * points // max(num_tokens, 1), points - 1)
+
+
+def _centres(num_tokens: int, points: int) -> NDArray[np.float64]:
+    return (np.arange(points) + 0.5) * num_tokens / points
+
+
+def _points(num_tokens: int, num_rows: int, points: int) -> int:
+    """Use fewer bins where there is little data: a mean of too few rows is only noise."""
+    return int(np.clip(min(num_rows // ROWS_PER_POINT, num_tokens), min(20, num_rows), points))
+
+
+def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
+    title = "Which drafter was selected"
+    note = (
+        "Share of rounds per drafter: what selection came to. The other view is the probability "
+        "that the log carries for the drafter that was played, at the moment it was."
+    )
+    drafter = trace.rounds.drafter[part.is_round].astype(np.int64)
+    if not drafter.size:
+        return Plot(id="selection", title=title, note=note, variants=[], empty="no rounds")
+    points = _points(part.num_tokens, drafter.size, points)
+    bins = _bins(part.round_token, part.num_tokens, points)
+    num_drafters = len(trace.drafter_ids)
+    flat = bins * (num_drafters + 1) + np.where(drafter == NO_DRAFTER, num_drafters, drafter)
+    shape = (points, num_drafters + 1)
+    counts = np.bincount(flat, minlength=points * shape[1]).reshape(shape)
+    chances = np.bincount(
+        flat,
+        weights=trace.rounds.selection_probability[part.is_round],
+        minlength=points * shape[1],
+    ).reshape(shape)
+    there = counts.sum(axis=1) > 0
+    shares = counts[there] / counts[there].sum(axis=1, keepdims=True)
+    means = np.divide(chances, counts, out=np.full(shape, np.nan), where=counts > 0)[there]
+    x = _rounded(_centres(part.num_tokens, points)[there])
+    return Plot(
+        id="selection",
+        title=title,
+        note=note,
+        variants=[
+            Variant(
+                label="Share of rounds",
+                x_title=TOKENS_AXIS,
+                y_title="share of rounds",
+                x=x,
+                traces=_drafter_traces(trace, shares, "area", skip_unused=True),
+            ),
+            Variant(
+                label="Probability when selected",
+                x_title=TOKENS_AXIS,
+                y_title="selection probability",
+                x=x,
+                traces=_drafter_traces(trace, means, "line", skip_unused=True),
+            ),
+        ],
+    )
+
+
+def _drafter_traces(
+    trace: Trace, values: NDArray[np.floating[Any]], kind: str, *, skip_unused: bool = False
+) -> list[PlotTrace]:
+    """Return a trace per column; the column after the drafters, if any, is "no drafter"."""
+    names = [*trace.drafter_ids, "no drafter"][: values.shape[1]]
+    return [
+        PlotTrace(
+            name=name,
+            kind=kind,
+            color="none" if index == len(trace.drafter_ids) else f"drafter-{index}",
+            y=_rounded_or_none(column),
+        )
+        for index, (name, column) in enumerate(zip(names, values.T, strict=True))
+        if not skip_unused or np.nansum(column) > 0
+    ]
+
+
+def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) -> Plot:
+    title = "Tokens per verification each drafter would give"
+    note = (
+        "Mean expected acceptance length over all scored windows, bonus token included, whoever "
+        "was played. Triangles mark new weights. The thick line is what was played."
+    )
+    rows = trace.windows.exact_length[part.is_window]
+    if not rows.size:
+        empty = "no scored windows in the log"
+        return Plot(id="length", title=title, note=note, variants=[], empty=empty)
+    points = _points(part.num_tokens, rows.shape[0], points)
+    bins = _bins(part.window_token, part.num_tokens, points)
+    x = _rounded(_centres(part.num_tokens, points))
+    played = _binned_means(
+        _bins(part.round_token, part.num_tokens, points),
+        trace.rounds.num_emitted_tokens[part.is_round][:, None].astype(np.float32),
+        points,
+    )
+    played_trace = PlotTrace(
+        name="played", kind="line", color="played", y=_rounded_or_none(played[:, 0])
+    )
+    variants = []
+    for label, lengths in (
+        ("Exact estimator", rows),
+        ("Published estimator", trace.windows.published_length[part.is_window]),
+    ):
+        means = _binned_means(bins, lengths, points)
+        traces = [*_drafter_traces(trace, means, "line"), played_trace]
+        traces += _version_marks(trace, part, stream, means)
+        variants.append(
+            Variant(
+                label=label,
+                x_title=TOKENS_AXIS,
+                y_title="acceptance length (tokens per verification)",
+                x=x,
+                traces=traces,
+            )
+        )
+    return Plot(id="length", title=title, note=note, variants=variants)
+
+
+def _binned_means(
+    bins: NDArray[np.int64], values: NDArray[np.float32], points: int
+) -> NDArray[np.float64]:
+    """Return the mean of what is not NaN per bin and column, (points, N); NaN in empty bins."""
+    means = np.full((points, values.shape[1]), np.nan)
+    for column, out in zip(values.T, means.T, strict=True):
+        there = ~np.isnan(column)
+        counts = np.bincount(bins[there], minlength=points)
+        sums = np.bincount(bins[there], weights=column[there], minlength=points)
+        np.divide(sums, counts, out=out, where=counts > 0)
+    return means
+
+
+def _version_marks(
+    trace: Trace, part: _Slice, stream: int | None, means: NDArray[np.float64]
+) -> list[PlotTrace]:
+    """Return triangles on the drafters' own lines where their weights changed."""
+    seen: set[tuple[str, str]] = set()
+    marks: list[tuple[float, float, str]] = []
+    for change in trace.version_changes:
+        key = (change.stream, change.drafter_id)
+        is_first = key not in seen
+        seen.add(key)
+        if is_first or (stream is not None and change.stream != trace.streams[stream]):
+            continue
+        token = change.token + int(part.request_shift[_request_at(trace, change.token)])
+        row = int(_bins(np.array([token]), part.num_tokens, means.shape[0])[0])
+        height = means[row, trace.drafter_ids.index(change.drafter_id)]
+        text = f"{change.drafter_id} version {change.weights_version} in {change.stream}"
+        if np.isfinite(height):
+            marks.append((float(token), float(height), text))
+    if not marks:
+        return []
+    step = -(-len(marks) // MAX_VERSION_MARKS)
+    tokens, heights, texts = zip(*marks[::step], strict=True)
+    return [
+        PlotTrace(
+            name="new weights",
+            kind="marks",
+            color="played",
+            x=list(tokens),
+            y=_rounded_or_none(np.array(heights)),
+            text=list(texts),
+        )
+    ]
+
+
+def _request_at(trace: Trace, token: int) -> int:
+    row = int(np.searchsorted(trace.rounds.token, token, side="right")) - 1
+    return int(trace.rounds.request[max(row, 0)])
+
+
+def _cumulative_plot(
+    rounds: ComparableRounds, switching: SwitchingComparators | None, part: _Slice, points: int
+) -> Plot:
+    title = "Cumulative regret of what was played"
+    note = (
+        "Upwards: the comparator would have earned more by here. Downwards: selection beat it. "
+        "Comparators know the whole log beforehand."
+    )
+    if switching is None:
+        empty = "no rounds that can be compared"
+        return Plot(id="regret", title=title, note=note, variants=[], empty=empty)
+    named = named_comparators(rounds, switching, switches_shown=SWITCHES_DRAWN)
+    del named[CLAIRVOYANT]
+    rows = np.unique(np.linspace(0, rounds.num_rounds - 1, points).astype(np.int64))
+    token = rounds.token[rows] + part.request_shift[rounds.request[rows]]
+    tokens_traces: list[PlotTrace] = []
+    loss_traces: list[PlotTrace] = []
+    for index, (name, sequence) in enumerate(named.items()):
+        found = regret(rounds, sequence)
+        for values, traces in ((found.tokens, tokens_traces), (found.loss, loss_traces)):
+            y = _rounded_or_none(np.cumsum(values)[rows])
+            traces.append(PlotTrace(name=name, kind="line", color=f"comparator-{index}", y=y))
+    variants = [
+        Variant(label=label, x_title=TOKENS_AXIS, y_title=y_title, x=_rounded(token), traces=traces)
+        for label, y_title, traces in (
+            ("Tokens", "regret (tokens)", tokens_traces),
+            ("Loss", "regret (loss)", loss_traces),
+        )
+    ]
+    return Plot(id="regret", title=title, note=note, variants=variants)
+
+
+def _dynamic_plot(rounds: ComparableRounds, switching: SwitchingComparators | None) -> Plot:
+    title = "Dynamic regret by number of switches allowed"
+    note = (
+        "Regret against the best sequence with at most S switches. Where the curve bends is how "
+        "often the best drafter really changed; to the right, comparators fit noise."
+    )
+    if switching is None:
+        empty = "no rounds that can be compared"
+        return Plot(id="dynamic", title=title, note=note, variants=[], empty=empty)
+    limit = switching.max_switches
+    drawn = sorted({*range(min(9, limit + 1)), *_doubling(limit), limit})
+    loss, tokens, text = [], [], []
+    for num_switches in drawn:
+        sequence = switching.sequence(num_switches)
+        found = regret(rounds, sequence)
+        loss.append(float(found.loss.sum()))
+        tokens.append(float(found.tokens.sum()))
+        text.append(f"path length {path_length(sequence)}")
+    variants = [
+        Variant(
+            label=label,
+            x_title="switches allowed",
+            y_title=f"regret ({label.lower()})",
+            x=[float(value) for value in drawn],
+            traces=[
+                PlotTrace(
+                    name="regret",
+                    kind="dots",
+                    color="comparator-0",
+                    y=_rounded_or_none(np.array(values)),
+                    text=text,
+                )
+            ],
+        )
+        for label, values in (("Tokens", tokens), ("Loss", loss))
+    ]
+    return Plot(id="dynamic", title=title, note=note, variants=variants)
+
+
+def _doubling(limit: int) -> list[int]:
+    steps = (step for power in range(3, 16) for step in (2**power, 3 * 2 ** (power - 1)))
+    return [step for step in steps if step <= limit]
+
+
+def _rounded(values: NDArray[Any]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _rounded_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]

@@ -1,0 +1,388 @@
+"""What a log says, as plain data: for the terminal, for JSON, and for the tables of the report.
+
+A value that cannot be given is None and carries its reason; nothing here is ever NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.measures import acceptance_rate
+from replay import comparators
+from replay.reader import LogSummary
+from replay.regret import ComparableRounds, block_bootstrap_interval, regret
+from replay.rerun import Walk
+from replay.trace import NO_WINDOW, Trace
+
+ALL_STREAMS = None
+CLAIRVOYANT = "clairvoyant (ceiling)"
+SWITCHES_SHOWN = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamRow:
+    """One stream, or all of them (``stream`` None).
+
+    ``mean_acceptance_length`` is emitted tokens per round, bonus included.
+    ``tokens_per_second`` counts draft, verify and score seconds.
+    """
+
+    stream: str | None
+    num_requests: int
+    num_tokens: int
+    num_rounds: int
+    mean_acceptance_length: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterRow:
+    """One drafter in one stream, or in all (``stream`` None).
+
+    Attributes:
+        num_windows: Windows on which it was scored.
+        exact_length, published_length: Mean expected acceptance length over those windows.
+        num_rounds: Rounds in which it was played.
+        played_length: Emitted tokens per round in those.
+        expected_length: Mean of the exact estimator on the windows of the same rounds: far from
+            ``played_length`` means that scoring does not see what drafting does.
+        acceptance_rate: Accepted per drafted token in those rounds.
+    """
+
+    stream: str | None
+    drafter_id: str
+    num_windows: int
+    exact_length: float | None
+    published_length: float | None
+    num_rounds: int
+    played_length: float | None
+    expected_length: float | None
+    acceptance_rate: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegretRow:
+    """Regret against one comparator; positive where the comparator was better.
+
+    ``*_low`` and ``*_high`` bound a 95 % block-bootstrap interval; both are None where there are
+    too few rounds for one.
+    """
+
+    stream: str | None
+    comparator: str
+    path_length: int
+    num_rounds: int
+    tokens: float
+    tokens_low: float | None
+    tokens_high: float | None
+    loss: float
+    loss_low: float | None
+    loss_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyRow:
+    """What a policy would have done with the same text."""
+
+    policy: str
+    mean_acceptance_length: float | None
+    num_rounds: int
+    num_tokens: int
+    num_unscored_rounds: int
+    num_cut_requests: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RerunCheck:
+    """Whether the log agrees with itself.
+
+    Attributes:
+        num_rounds: Rounds of the log.
+        num_checked: Rounds that could be rebuilt from windows.
+        num_disagreements: Numbers that differ; the first few in words in ``examples``.
+        num_selections_checked: Rounds whose selection probability was rebuilt; 0 = not asked for.
+    """
+
+    num_rounds: int
+    num_checked: int
+    num_disagreements: int
+    num_selections_checked: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaySummary:
+    """All tables of a replay.
+
+    ``notes`` are sentences on what is partial or missing in this log, and why.
+    """
+
+    log: LogSummary
+    policy_names: tuple[str, ...]
+    num_incomplete_requests: int
+    num_windows: int
+    total: StreamRow
+    streams: tuple[StreamRow, ...]
+    drafters: tuple[DrafterRow, ...]
+    regrets: tuple[RegretRow, ...]
+    policies: tuple[PolicyRow, ...]
+    check: RerunCheck
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as JSON types; docs/replay.md lists the keys."""
+        plain: dict[str, Any] = _json_value(asdict(self))
+        return plain
+
+
+def summarise(
+    log: LogSummary,
+    trace: Trace,
+    rounds: ComparableRounds,
+    generator: np.random.Generator,
+    *,
+    check: RerunCheck,
+    policy_to_walk: dict[str, Walk],
+    switching: comparators.SwitchingComparators | None,
+) -> ReplaySummary:
+    """Compute every table of a log.
+
+    Args:
+        log: What was read.
+        trace: Its columns.
+        rounds: ``regret.comparable_rounds(trace)``.
+        generator: The dice of the bootstrap.
+        check: Result of the re-run.
+        policy_to_walk: What other policies would have done.
+        switching: ``switching_comparators(rounds, ...)``.
+    """
+    everything = np.arange(len(trace.streams))
+    return ReplaySummary(
+        log=log,
+        policy_names=trace.policy_names,
+        num_incomplete_requests=int((~trace.request_is_complete).sum()),
+        num_windows=trace.windows.request.size,
+        total=_stream_row(trace, everything, ALL_STREAMS),
+        streams=tuple(
+            _stream_row(trace, np.array([index]), stream)
+            for index, stream in enumerate(trace.streams)
+        ),
+        drafters=_drafter_rows(trace),
+        regrets=_regret_rows(trace, rounds, generator, switching),
+        policies=tuple(
+            PolicyRow(
+                policy=policy,
+                mean_acceptance_length=walk.mean_acceptance_length,
+                num_rounds=walk.num_rounds,
+                num_tokens=walk.num_tokens,
+                num_unscored_rounds=walk.num_unscored_rounds,
+                num_cut_requests=walk.num_cut_requests,
+            )
+            for policy, walk in policy_to_walk.items()
+        ),
+        check=check,
+        notes=tuple(_notes(log, trace, rounds)),
+    )
+
+
+def _stream_row(trace: Trace, streams: NDArray[np.int64], name: str | None) -> StreamRow:
+    is_request = np.isin(trace.request_stream, streams)
+    chosen = is_request[trace.rounds.request]
+    tokens = int(trace.rounds.num_emitted_tokens[chosen].sum(dtype=np.int64))
+    num_rounds = int(chosen.sum())
+    seconds = float(trace.rounds.seconds[chosen].sum(dtype=np.float64))
+    return StreamRow(
+        stream=name,
+        num_requests=int(is_request.sum()),
+        num_tokens=tokens,
+        num_rounds=num_rounds,
+        mean_acceptance_length=tokens / num_rounds if num_rounds else None,
+        tokens_per_second=tokens / seconds if seconds > 0.0 else None,
+    )
+
+
+def _drafter_rows(trace: Trace) -> tuple[DrafterRow, ...]:
+    """Return the rows of all streams together, then of each stream where there are several."""
+    rows = _drafter_rows_of(trace, np.ones(trace.request_stream.size, np.bool_), ALL_STREAMS)
+    if len(trace.streams) > 1:
+        for index, stream in enumerate(trace.streams):
+            rows += _drafter_rows_of(trace, trace.request_stream == index, stream)
+    return tuple(rows)
+
+
+def _drafter_rows_of(
+    trace: Trace, is_request: NDArray[np.bool_], stream: str | None
+) -> list[DrafterRow]:
+    rounds, windows = trace.rounds, trace.windows
+    is_window = is_request[windows.request]
+    is_round = is_request[rounds.request]
+    rows = []
+    for index, drafter_id in enumerate(trace.drafter_ids):
+        exact = windows.exact_length[is_window, index]
+        is_played = is_round & (rounds.drafter == index)
+        num_rounds = int(is_played.sum())
+        at = rounds.window[is_played & (rounds.window != NO_WINDOW)]
+        if not num_rounds and not np.any(~np.isnan(exact)) and stream is not ALL_STREAMS:
+            continue
+        rows.append(
+            DrafterRow(
+                stream=stream,
+                drafter_id=drafter_id,
+                num_windows=int((~np.isnan(exact)).sum()),
+                exact_length=_mean(exact),
+                published_length=_mean(windows.published_length[is_window, index]),
+                num_rounds=num_rounds,
+                played_length=_mean(rounds.num_emitted_tokens[is_played].astype(np.float64)),
+                expected_length=_mean(windows.exact_length[at, index]),
+                acceptance_rate=acceptance_rate(
+                    int(rounds.num_accepted_tokens[is_played].sum(dtype=np.int64)),
+                    int(rounds.num_draft_tokens[is_played].sum(dtype=np.int64)),
+                ),
+            )
+        )
+    return rows
+
+
+def _mean(values: NDArray[np.floating[Any]]) -> float | None:
+    """Return the mean of what is not NaN; None without anything."""
+    there = values[~np.isnan(values)]
+    return float(there.mean(dtype=np.float64)) if there.size else None
+
+
+def switching_comparators(
+    rounds: ComparableRounds, max_switches: int
+) -> comparators.SwitchingComparators | None:
+    """Return the best switching sequences; None without rounds or drafters to compare."""
+    if 0 in rounds.losses.shape:
+        return None
+    return comparators.best_switching(rounds.losses, min(max_switches, rounds.num_rounds - 1))
+
+
+def named_comparators(
+    rounds: ComparableRounds,
+    switching: comparators.SwitchingComparators,
+    *,
+    switches_shown: Sequence[int] = SWITCHES_SHOWN,
+) -> dict[str, NDArray[np.int64]]:
+    """Return the comparators of a report by name."""
+    name_to_sequence = {"best fixed drafter": switching.sequence(0)}
+    if np.unique(rounds.stream).size > 1:
+        name_to_sequence["best per stream"] = comparators.best_per_group(
+            rounds.losses, rounds.stream
+        )
+    name_to_sequence["best per request"] = comparators.best_per_group(rounds.losses, rounds.request)
+    for num_switches in switches_shown:
+        if num_switches <= switching.max_switches:
+            plural = "" if num_switches == 1 else "es"
+            name = f"best with at most {num_switches} switch{plural}"
+            name_to_sequence[name] = switching.sequence(num_switches)
+    name_to_sequence[CLAIRVOYANT] = comparators.clairvoyant(rounds.losses)
+    return name_to_sequence
+
+
+def _regret_rows(
+    trace: Trace,
+    rounds: ComparableRounds,
+    generator: np.random.Generator,
+    switching: comparators.SwitchingComparators | None,
+) -> tuple[RegretRow, ...]:
+    if switching is None:
+        return ()
+    rows = [
+        _regret_row(rounds, name, sequence, ALL_STREAMS, generator)
+        for name, sequence in named_comparators(rounds, switching).items()
+    ]
+    if len(trace.streams) > 1:
+        for index, stream in enumerate(trace.streams):
+            part = rounds.of_stream(index)
+            if 0 not in part.losses.shape:
+                best = comparators.best_fixed(part.losses)
+                rows.append(_regret_row(part, "best fixed drafter", best, stream, generator))
+    return tuple(rows)
+
+
+def _regret_row(
+    rounds: ComparableRounds,
+    name: str,
+    sequence: NDArray[np.int64],
+    stream: str | None,
+    generator: np.random.Generator,
+) -> RegretRow:
+    found = regret(rounds, sequence)
+    block_length = request_block_length(rounds)
+    tokens = block_bootstrap_interval(found.tokens, generator, block_length=block_length)
+    loss = block_bootstrap_interval(found.loss, generator, block_length=block_length)
+    return RegretRow(
+        stream=stream,
+        comparator=name,
+        path_length=comparators.path_length(sequence),
+        num_rounds=rounds.num_rounds,
+        tokens=float(found.tokens.sum()),
+        tokens_low=tokens.low if tokens else None,
+        tokens_high=tokens.high if tokens else None,
+        loss=float(found.loss.sum()),
+        loss_low=loss.low if loss else None,
+        loss_high=loss.high if loss else None,
+    )
+
+
+def request_block_length(rounds: ComparableRounds) -> int:
+    """Return rounds per bootstrap block: a request's, and no less than T^(1/3)."""
+    total = rounds.num_rounds
+    num_requests = max(1, int(np.unique(rounds.request).size))
+    return max(1, math.ceil(total / num_requests), math.ceil(math.cbrt(total)))
+
+
+def _notes(log: LogSummary, trace: Trace, rounds: ComparableRounds) -> list[str]:
+    notes = []
+    num_cut = int((~trace.request_is_complete).sum())
+    if log.num_unreadable_files:
+        notes.append(f"Partial: {log.num_unreadable_files} files could not be read (see problems).")
+    if num_cut:
+        notes.append(
+            f"Partial: {num_cut} of {trace.request_is_complete.size} requests lack a segment "
+            "(still running, dropped, or the log was cut)."
+        )
+    if trace.rounds.request.size == 0:
+        notes.append("No rounds: nothing was verified, so there is nothing to compare.")
+    elif not trace.drafter_ids:
+        notes.append("No drafters: every round wrote one token; there is nothing to compare.")
+    elif trace.windows.request.size == 0:
+        notes.append(
+            "No scoring: the log holds no windows, so drafters that were not played and regret "
+            "are unknown. Turn scoring on in the worker."
+        )
+    elif rounds.num_left_out:
+        notes.append(
+            f"Regret leaves out {rounds.num_left_out} of {trace.rounds.request.size} rounds whose "
+            "window is not in the log."
+        )
+    if len(trace.drafter_ids) == 1 and rounds.num_rounds:
+        notes.append("One drafter only: all comparators are that drafter.")
+    if len(log.num_speculative_tokens) > 1:
+        depths = ", ".join(map(str, log.num_speculative_tokens))
+        notes.append(f"Mixed K ({depths}): lengths are in tokens, losses relative to each K.")
+    notes.extend(
+        f"{drafter_id} was not scored in {count} of {rounds.num_rounds} compared rounds; there it "
+        "counts as no drafter."
+        for drafter_id, count in zip(trace.drafter_ids, rounds.num_unscored, strict=True)
+        if count
+    )
+    return notes
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value
