@@ -108,7 +108,7 @@ class DrafterRegistry:
         Raises:
             ArtifactError: If the version exists, a value is not finite, or the store refuses.
         """
-        folder = self._folder(drafter_id, version)
+        folder = _version_folder(drafter_id, version)
         contents = {
             "weights": _tensor_bytes(f"{folder}/{FILE_NAMES['weights']}", tensors),
             "config": _config_bytes(f"{folder}/{FILE_NAMES['config']}", config),
@@ -163,10 +163,10 @@ class DrafterRegistry:
 
         A folder whose manifest cannot be read or names something else is left out and logged.
         """
-        checks.identifier("drafter_id", drafter_id)
+        folder = _drafter_folder(drafter_id)
         found = []
-        for name in self._storage.children(f"drafters/{drafter_id}"):
-            uri = f"drafters/{drafter_id}/{name}"
+        for name in self._storage.children(folder):
+            uri = f"{folder}/{name}"
             if not self._storage.exists(f"{uri}/{MANIFEST}"):
                 continue
             try:
@@ -191,21 +191,10 @@ class DrafterRegistry:
         candidates = self.versions(drafter_id)[:-keep]
         doomed = [version for version in candidates if version not in protected]
         for version in doomed:
-            self._storage.delete_folder(self._folder(drafter_id, version), visible_by=MANIFEST)
-        self._storage.delete_leftovers(
-            f"drafters/{drafter_id}", older_than_seconds=LEFTOVER_SECONDS
-        )
+            self._storage.delete_folder(_version_folder(drafter_id, version), visible_by=MANIFEST)
+        folder = _drafter_folder(drafter_id)
+        self._storage.delete_leftovers(folder, older_than_seconds=LEFTOVER_SECONDS)
         return doomed
-
-    def _folder(self, drafter_id: str, version: int) -> str:
-        try:
-            checks.identifier("drafter_id", drafter_id)
-            checks.at_least("version", version, 0)
-        except ContractError as error:
-            raise ArtifactError(
-                f"drafters/{drafter_id[:220]!r}", found=error.found, expected=error.expected
-            ) from error
-        return f"drafters/{drafter_id}/{version}"
 
     def _manifest(self, uri: str, manifest_sha256: str | None) -> Mapping[str, Json]:
         path = self._storage.resolve(uri)
@@ -252,6 +241,21 @@ class DrafterRegistry:
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
         _check_finite(where, copies)
         return copies
+
+
+def _drafter_folder(drafter_id: str) -> str:
+    try:
+        checks.identifier("drafter_id", drafter_id)
+    except ContractError as error:
+        raise ArtifactError(error.path, found=error.found, expected=error.expected) from error
+    return f"drafters/{drafter_id}"
+
+
+def _version_folder(drafter_id: str, version: int) -> str:
+    folder = _drafter_folder(drafter_id)
+    if version < 0:
+        raise ArtifactError(f"{folder}: version", found=version, expected=">= 0")
+    return f"{folder}/{version}"
 
 
 def _digest(data: bytes) -> str:

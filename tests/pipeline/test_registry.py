@@ -1,0 +1,550 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.registry import ArtifactError, DrafterRegistry, StoredArtifact
+
+torch.set_num_threads(1)
+
+CONFIG = {"hidden_size": 4, "layers": [1, 2], "name": "héad"}
+
+
+def weights(fill: float = 1.0) -> dict[str, torch.Tensor]:
+    return {
+        "up": torch.full((3, 4), fill),
+        "down": torch.arange(12, dtype=torch.bfloat16).reshape(4, 3),
+        "ids": torch.tensor([5, 7], dtype=torch.int64),
+    }
+
+
+def specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A local folder, and a store without folders or renames."""
+    if request.param == "local":
+        yield str(tmp_path / "store")
+        return
+    name = f"/registry-{uuid.uuid4().hex}"
+    yield f"memory:/{name}"
+    filesystem = fsspec.filesystem("memory")
+    if filesystem.exists(name):
+        filesystem.rm(name, recursive=True)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> DrafterRegistry:
+    return DrafterRegistry(str(tmp_path))
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Replace a published file, as a broken disk or a careless copy would."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_what_was_written_is_read_back(root: str) -> None:
+    registry = DrafterRegistry(root)
+    stored = registry.write("head-a", 3, weights(), CONFIG)
+    loaded = registry.read(
+        stored.uri, manifest_sha256=stored.manifest_sha256, expected=specs(weights())
+    )
+    assert loaded.config == CONFIG
+    assert loaded.tensors.keys() == weights().keys()
+    for name, tensor in weights().items():
+        assert torch.equal(loaded.tensors[name], tensor)
+    assert stored.version == 3
+    assert stored.uri == "drafters/head-a/3"
+
+
+def test_another_registry_over_the_same_store_reads_it_by_reference_or_full_url(
+    tmp_path: Path,
+) -> None:
+    stored = DrafterRegistry(str(tmp_path)).write("head-a", 0, weights(), CONFIG)
+    other = DrafterRegistry(f"file://{tmp_path}")
+    for uri in (
+        stored.uri,
+        f"{stored.uri}/",
+        f"{tmp_path}/{stored.uri}",
+        f"file://{tmp_path}/{stored.uri}",
+    ):
+        assert other.read(uri, manifest_sha256=stored.manifest_sha256).config == CONFIG
+
+
+def test_a_moved_store_still_serves_its_references(tmp_path: Path) -> None:
+    stored = DrafterRegistry(str(tmp_path / "a")).write("head-a", 0, weights(), CONFIG)
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = DrafterRegistry(str(tmp_path / "b"))
+    assert moved.read(stored.uri, manifest_sha256=stored.manifest_sha256).config == CONFIG
+
+
+def test_training_state_is_read_on_its_own(root: str) -> None:
+    registry = DrafterRegistry(root)
+    state = {"up.exp_avg": torch.ones(3, 4), "step": torch.tensor(7.0)}
+    stored = registry.write("head-a", 1, weights(), CONFIG, training_state=state)
+    read = registry.read_training_state(stored.uri, manifest_sha256=stored.manifest_sha256)
+    assert read.keys() == state.keys()
+    assert torch.equal(read["step"], state["step"])
+    assert registry.read(stored.uri, manifest_sha256=stored.manifest_sha256).tensors.keys() == (
+        weights().keys()
+    )
+
+
+def test_the_config_can_be_read_before_its_tensors(root: str) -> None:
+    registry = DrafterRegistry(root)
+    stored = registry.write("head-a", 1, weights(), CONFIG)
+    assert registry.read_config(stored.uri, manifest_sha256=stored.manifest_sha256) == CONFIG
+
+
+def test_a_folder_holds_safetensors_config_card_and_a_manifest_that_names_them(
+    tmp_path: Path,
+) -> None:
+    registry = DrafterRegistry(str(tmp_path), now=lambda: datetime(2026, 3, 1, tzinfo=UTC))
+    registry.write("head-a", 12, weights(), CONFIG, card="# Mine\n")
+    folder = tmp_path / "drafters" / "head-a" / "12"
+    assert sorted(os.listdir(folder)) == [
+        "README.md",
+        "config.json",
+        "manifest.json",
+        "weights.safetensors",
+    ]
+    assert (folder / "README.md").read_text() == "# Mine\n"
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert (manifest["drafter_id"], manifest["version"]) == ("head-a", 12)
+    assert manifest["created"] == "2026-03-01T00:00:00+00:00"
+    assert {entry["name"]: entry["size_bytes"] for entry in manifest["files"].values()} == {
+        name: (folder / name).stat().st_size
+        for name in os.listdir(folder)
+        if name != "manifest.json"
+    }
+    assert not list(tmp_path.rglob("_*"))
+
+
+def test_tied_and_strided_tensors_come_back_as_they_read(root: str) -> None:
+    registry = DrafterRegistry(root)
+    base = torch.arange(24.0).reshape(4, 6)
+    tensors = {
+        "embedding": base,
+        "head": base,
+        "transposed": base.T,
+        "column": base[:, 2],
+        "every_other": base[::2],
+        "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 3),
+        "parameter": torch.nn.Parameter(base[1:3]),
+        "empty": torch.empty(0, 5),
+        "scalar": torch.tensor(3.0),
+    }
+    stored = registry.write("head-a", 1, tensors, {})
+    loaded = registry.read(
+        stored.uri, manifest_sha256=stored.manifest_sha256, expected=specs(tensors)
+    )
+    for name, tensor in tensors.items():
+        assert torch.equal(loaded.tensors[name], tensor.detach()), name
+
+
+def test_loaded_tensors_share_memory_with_no_file_and_no_other_load(
+    tmp_path: Path, local: DrafterRegistry
+) -> None:
+    stored = local.write("head-a", 1, weights(9.0), {})
+    loaded = local.read(stored.uri, manifest_sha256=stored.manifest_sha256).tensors
+    file = tmp_path / stored.uri / "weights.safetensors"
+    file.chmod(0o644)
+    with file.open("r+b") as opened:
+        opened.seek(-60, os.SEEK_END)
+        opened.write(bytes(60))
+    assert torch.equal(loaded["up"], weights(9.0)["up"])
+    assert torch.equal(loaded["down"], weights()["down"])
+
+
+def test_changing_a_tensor_after_writing_changes_nothing(local: DrafterRegistry) -> None:
+    tensors = weights(2.0)
+    stored = local.write("head-a", 1, tensors, {})
+    tensors["up"].zero_()
+    loaded = local.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+    assert torch.equal(loaded.tensors["up"], weights(2.0)["up"])
+
+
+def test_versions_are_ordered_as_integers(root: str) -> None:
+    registry = DrafterRegistry(root)
+    for version in (10000, 9900, 0, 10):
+        registry.write("head-a", version, {"x": torch.ones(1)}, {})
+    assert registry.versions("head-a") == [0, 10, 9900, 10000]
+    assert registry.versions("head-b") == []
+
+
+def test_versions_leave_out_what_is_no_version(
+    tmp_path: Path, local: DrafterRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    local.write("head-a", 2, weights(), {})
+    folder = tmp_path / "drafters" / "head-a"
+    (folder / "_unfinished").mkdir()
+    (folder / "7").mkdir()
+    (folder / "notes.txt").write_text("hello")
+    shutil.copytree(folder / "2", folder / "9")
+    (folder / "11").mkdir()
+    (folder / "11" / "manifest.json").write_bytes(b"{")
+    assert local.versions("head-a") == [2]
+    assert "found the manifest of head-a/2, expected of head-a/9" in caplog.text
+
+
+def test_prune_keeps_the_newest_and_every_protected_version(root: str) -> None:
+    registry = DrafterRegistry(root)
+    for version in (9, 10, 99, 100):
+        registry.write("head-a", version, {"x": torch.ones(1)}, {})
+    registry.write("head-b", 1, {"x": torch.ones(1)}, {})
+    assert registry.prune("head-a", 2, protected=[9]) == [10]
+    assert registry.versions("head-a") == [9, 99, 100]
+    assert registry.prune("head-a", 1, protected=()) == [9, 99]
+    assert registry.prune("head-a", 1, protected=()) == []
+    assert registry.versions("head-a") == [100]
+    assert registry.versions("head-b") == [1]
+
+
+def test_a_pruned_version_is_gone_as_a_whole(tmp_path: Path, local: DrafterRegistry) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    local.write("head-a", 2, weights(), {})
+    local.prune("head-a", 1, protected=())
+    assert os.listdir(tmp_path / "drafters" / "head-a") == ["2"]
+    with pytest.raises(ArtifactError, match="FileNotFoundError"):
+        local.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+
+
+def test_prune_removes_old_leftovers_of_crashed_writers_only(
+    tmp_path: Path, local: DrafterRegistry
+) -> None:
+    local.write("head-a", 1, weights(), {})
+    old, fresh = (tmp_path / "drafters" / "head-a" / name for name in ("_old", "_fresh"))
+    old.mkdir()
+    fresh.mkdir()
+    os.utime(old, (0, 0))
+    local.prune("head-a", 1, protected=())
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    versions=st.sets(st.integers(0, 10_000), max_size=6),
+    keep=st.integers(1, 4),
+    data=st.data(),
+)
+def test_prune_never_deletes_a_protected_or_newest_version(
+    versions: set[int], keep: int, data: st.DataObject
+) -> None:
+    protected = data.draw(st.sets(st.sampled_from(sorted(versions)))) if versions else set()
+    registry = DrafterRegistry(f"memory://prune-{uuid.uuid4().hex}")
+    for version in versions:
+        registry.write("d", version, {"x": torch.ones(1)}, {})
+    deleted = registry.prune("d", keep, protected)
+    expected = set(sorted(versions)[-keep:]) | protected
+    assert registry.versions("d") == sorted(expected)
+    assert set(deleted) == versions - expected
+
+
+def test_of_two_publishers_at_once_one_wins_and_the_other_is_told(root: str) -> None:
+    registry = DrafterRegistry(root)
+    barrier = threading.Barrier(4)
+    stored: list[StoredArtifact] = []
+    refused: list[ArtifactError] = []
+
+    def publish(fill: float) -> None:
+        mine = DrafterRegistry(root)
+        barrier.wait(10)
+        try:
+            stored.append(mine.write("head-a", 5, weights(fill), {"fill": fill}))
+        except ArtifactError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=publish, args=(float(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(stored), len(refused)) == (1, 3)
+    assert all("drafters/head-a/5" in str(error) for error in refused)
+    loaded = registry.read(stored[0].uri, manifest_sha256=stored[0].manifest_sha256)
+    assert torch.equal(loaded.tensors["up"], weights(loaded.config["fill"])["up"])
+
+
+def test_a_refused_write_leaves_no_trace(tmp_path: Path, local: DrafterRegistry) -> None:
+    local.write("head-a", 1, weights(1.0), {})
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    with pytest.raises(ArtifactError, match=r"drafters/head-a/1: .*published"):
+        local.write("head-a", 1, weights(2.0), {})
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
+    assert os.listdir(tmp_path / "drafters" / "head-a") == ["1"]
+
+
+def test_a_full_disk_is_reported_and_leaves_the_old_version_alone(
+    tmp_path: Path, local: DrafterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    real_fsync, calls = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ArtifactError, match="No space left on device"):
+        local.write("head-a", 2, weights(), {})
+    assert os.listdir(tmp_path / "drafters" / "head-a") == ["1"]
+    assert local.read(stored.uri, manifest_sha256=stored.manifest_sha256).config == {}
+
+
+# Refusals on reading.
+
+
+@pytest.mark.parametrize("size", [0, 4, 50, -1])
+def test_invalid_truncated_weights_are_refused(
+    tmp_path: Path, local: DrafterRegistry, size: int
+) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    file = tmp_path / stored.uri / "weights.safetensors"
+    whole = file.read_bytes()
+    rewrite(file, whole[:size])
+    cut = len(whole[:size])
+    with pytest.raises(ArtifactError) as caught:
+        local.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+    assert caught.value.path == str(file)
+    assert caught.value.found == f"size {cut}"
+    assert caught.value.expected == f"size {len(whole)}"
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "manifest.json"])
+def test_invalid_flipped_bits_are_refused(
+    tmp_path: Path, local: DrafterRegistry, name: str
+) -> None:
+    stored = local.write("head-a", 1, weights(), CONFIG)
+    file = tmp_path / stored.uri / name
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 0b100
+    rewrite(file, bytes(data))
+    with pytest.raises(
+        ArtifactError, match=r"found sha256 \w{64}, expected sha256 \w{64}"
+    ) as caught:
+        local.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+    assert caught.value.path == str(file)
+
+
+def test_invalid_extra_byte_is_refused(tmp_path: Path, local: DrafterRegistry) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    file = tmp_path / stored.uri / "weights.safetensors"
+    rewrite(file, file.read_bytes() + b"\0")
+    with pytest.raises(ArtifactError, match="found size"):
+        local.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+
+
+def test_invalid_missing_file_is_refused(tmp_path: Path, local: DrafterRegistry) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    (tmp_path / stored.uri / "weights.safetensors").unlink()
+    with pytest.raises(ArtifactError, match=r"weights\.safetensors: found FileNotFoundError"):
+        local.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+
+
+def test_invalid_missing_training_state_is_refused(root: str) -> None:
+    registry = DrafterRegistry(root)
+    stored = registry.write("head-a", 1, weights(), {})
+    with pytest.raises(ArtifactError, match="expected a training_state"):
+        registry.read_training_state(stored.uri, manifest_sha256=stored.manifest_sha256)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"up": ((4, 3), torch.float32)}, "up: found ((3, 4), torch.float32)"),
+        ({"up": ((3, 4), torch.float16)}, "expected ((3, 4), torch.float16)"),
+        ({"gate": ((1,), torch.float32)}, "expected tensors ['gate'] not found"),
+        ({"up": None}, "found tensors ['up'] not expected"),
+    ],
+)
+def test_invalid_tensors_for_the_drafter_are_refused(
+    local: DrafterRegistry, change: Mapping[str, Any], part: str
+) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    expected = {
+        name: spec for name, spec in {**specs(weights()), **change}.items() if spec is not None
+    }
+    with pytest.raises(ArtifactError) as caught:
+        local.read(stored.uri, manifest_sha256=stored.manifest_sha256, expected=expected)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_invalid_values_are_neither_published_nor_loaded(
+    tmp_path: Path, local: DrafterRegistry, value: float, dtype: torch.dtype
+) -> None:
+    bad = {"up": torch.tensor([1.0, value], dtype=dtype)}
+    with pytest.raises(ArtifactError, match="up: found 1 values NaN or infinite"):
+        local.write("head-a", 1, bad, {})
+    with pytest.raises(ArtifactError, match="m: found 1 values NaN or infinite"):
+        local.write("head-a", 1, weights(), {}, training_state={"m": bad["up"]})
+    assert local.versions("head-a") == []
+    stored = local.write("head-a", 1, {"up": torch.ones(2, dtype=dtype)}, {})
+    uri, digest = forge_weights(tmp_path, stored, safetensors.torch.save(bad))
+    with pytest.raises(ArtifactError, match="up: found 1 values NaN or infinite"):
+        local.read(uri, manifest_sha256=digest)
+
+
+def test_invalid_pickle_is_never_read(tmp_path: Path, local: DrafterRegistry) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    torch.save(weights(), tmp_path / "pickled")
+    uri, digest = forge_weights(tmp_path, stored, (tmp_path / "pickled").read_bytes())
+    with pytest.raises(ArtifactError, match="expected safetensors"):
+        local.read(uri, manifest_sha256=digest)
+
+
+def forge_weights(root: Path, stored: StoredArtifact, data: bytes) -> tuple[str, str]:
+    """Replace the weights and make every hash agree, as a broken trainer could."""
+    folder = root / stored.uri
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"]["weights"].update(size_bytes=len(data), sha256=sha256(data).hexdigest())
+    forged = json.dumps(manifest).encode()
+    rewrite(folder / "weights.safetensors", data)
+    rewrite(folder / "manifest.json", forged)
+    return stored.uri, sha256(forged).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"format_version": 2}, "format_version: found 2, expected 1"),
+        ({"format": "other"}, "format: found other, expected draftloop-drafter"),
+        ({"version": 2}, "found the manifest of head-a/2, expected of head-a/1"),
+        ({"drafter_id": "head-b"}, "found the manifest of head-b/1"),
+        ({"files": {"weights": {"name": "x"}}}, "files: found"),
+        (
+            {"files": {"weights": {"name": "../x", "size_bytes": 1, "sha256": ""}, "config": 3}},
+            "files",
+        ),
+    ],
+)
+def test_invalid_manifests_are_refused_even_with_the_right_hash(
+    tmp_path: Path, local: DrafterRegistry, change: Mapping[str, Any], part: str
+) -> None:
+    stored = local.write("head-a", 1, weights(), {})
+    file = tmp_path / stored.uri / "manifest.json"
+    data = json.dumps({**json.loads(file.read_bytes()), **change}).encode()
+    rewrite(file, data)
+    with pytest.raises(ArtifactError) as caught:
+        local.read(stored.uri, manifest_sha256=sha256(data).hexdigest())
+    assert part in str(caught.value)
+
+
+def test_invalid_file_names_in_a_manifest_do_not_lead_out(
+    tmp_path: Path, local: DrafterRegistry
+) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    stored = local.write("head-a", 1, weights(), {})
+    file = tmp_path / stored.uri / "manifest.json"
+    manifest = json.loads(file.read_bytes())
+    manifest["files"]["config"]["name"] = "../../../secret.json"
+    data = json.dumps(manifest).encode()
+    rewrite(file, data)
+    with pytest.raises(ArtifactError, match="expected identifiers joined by '/'"):
+        local.read(stored.uri, manifest_sha256=sha256(data).hexdigest())
+
+
+# Refusals of names.
+
+BAD_IDS = [
+    "",
+    "../x",
+    "..",
+    ".hidden",
+    "/etc/passwd",
+    "a/b",
+    "%2e%2e%2f",
+    "a\0b",
+    "x" * 300,
+    "_x",
+    "a b",
+]
+
+
+@pytest.mark.parametrize("drafter_id", BAD_IDS)
+def test_invalid_drafter_ids_are_refused(tmp_path: Path, drafter_id: str) -> None:
+    registry = DrafterRegistry(str(tmp_path / "store"))
+    with pytest.raises(ArtifactError):
+        registry.write(drafter_id, 1, weights(), {})
+    with pytest.raises(ArtifactError):
+        registry.versions(drafter_id)
+    with pytest.raises(ArtifactError):
+        registry.prune(drafter_id, 1, ())
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *BAD_IDS[:-1],
+        "drafters/../../x",
+        "drafters/head-a/../../../x",
+        "drafters/%2e%2e/x",
+        "drafters//head-a",
+        "file:///etc/passwd",
+        "memory://elsewhere/x",
+        "http://example.org/x",
+        "drafters/head-a/1/_x",
+    ],
+)
+def test_invalid_uris_are_refused(local: DrafterRegistry, uri: str) -> None:
+    local.write("head-a", 1, weights(), {})
+    with pytest.raises(ArtifactError):
+        local.read(uri, manifest_sha256="0" * 64)
+
+
+def test_invalid_symbolic_links_out_of_the_root_are_refused(tmp_path: Path) -> None:
+    outside = DrafterRegistry(str(tmp_path / "outside"))
+    stored = outside.write("head-a", 1, weights(), {})
+    inside = DrafterRegistry(str(tmp_path / "inside"))
+    inside.write("head-b", 1, weights(), {})
+    link = tmp_path / "inside" / "drafters" / "head-a"
+    link.symlink_to(tmp_path / "outside" / "drafters" / "head-a")
+    with pytest.raises(ArtifactError, match="expected a path under"):
+        inside.read(stored.uri, manifest_sha256=stored.manifest_sha256)
+    with pytest.raises(ArtifactError, match="expected a path under"):
+        inside.write("head-a", 2, weights(), {})
+
+
+def test_invalid_versions_and_retention_are_refused(local: DrafterRegistry) -> None:
+    with pytest.raises(ArtifactError, match="found -1, expected >= 0"):
+        local.write("head-a", -1, weights(), {})
+    with pytest.raises(ValueError, match="keep=0"):
+        local.prune("head-a", 0, ())
+
+
+@pytest.mark.parametrize("config", [{"x": float("nan")}, {"x": {1, 2}}, {"x": torch.ones(1)}])
+def test_invalid_configs_are_refused(local: DrafterRegistry, config: Mapping[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match="expected JSON without NaN"):
+        local.write("head-a", 1, weights(), config)
+    assert local.versions("head-a") == []
+
+
+def test_invalid_roots_are_reported_on_the_first_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match=r"NotADirectoryError|FileExistsError"):
+        DrafterRegistry(str(tmp_path / "file")).write("head-a", 1, weights(), {})
