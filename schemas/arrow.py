@@ -30,7 +30,7 @@ from schemas.events import (
     ScoredWindows,
     VerificationEvent,
 )
-from schemas.records import EPOCH, choice, microseconds
+from schemas.packing import EPOCH, choice, microseconds
 
 __all__ = [
     "VERIFICATION_EVENT_SCHEMA",

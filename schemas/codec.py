@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import fastavro
 
-from schemas import records
+from schemas import records, state_records
 from schemas.avro import PACKAGED, SchemaTable
 from schemas.errors import ContractError
 from schemas.events import DrafterReleased, PolicyPublished, VerificationEvent
@@ -29,8 +29,8 @@ def encode(message: Message, *, table: SchemaTable = PACKAGED) -> bytes:
     if isinstance(message, VerificationEvent):
         return _write("verification_event", records.from_verification_event(message), table)
     if isinstance(message, PolicyPublished):
-        return _write("policy_published", records.from_policy_published(message), table)
-    return _write("drafter_released", records.from_drafter_released(message), table)
+        return _write("policy_published", state_records.from_policy_published(message), table)
+    return _write("drafter_released", state_records.from_drafter_released(message), table)
 
 
 def decode_verification_event(
@@ -52,7 +52,7 @@ def decode_policy_published(
     Raises:
         ContractError: If ``data`` is anything else than one whole, valid policy.
     """
-    return records.to_policy_published(_read("policy_published", data, table))
+    return state_records.to_policy_published(_read("policy_published", data, table))
 
 
 def decode_drafter_released(
@@ -63,7 +63,7 @@ def decode_drafter_released(
     Raises:
         ContractError: If ``data`` is anything else than one whole, valid release.
     """
-    return records.to_drafter_released(_read("drafter_released", data, table))
+    return state_records.to_drafter_released(_read("drafter_released", data, table))
 
 
 def cloud_event_headers(message: Message, *, source: str) -> dict[str, bytes]:
