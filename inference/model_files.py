@@ -90,15 +90,15 @@ def smollm2_folder(cache: Path | None = None, *, progress: Progress | None = Non
     Raises:
         ModelFilesError: If the package is missing or the cache cannot be written.
     """
-    cache = cache or default_cache()
+    cache, progress = cache or default_cache(), progress or _silent
     folder = cache / f"smollm2-135m-instruct-{SMOLLM2_VERSION}-{CONVERSION}"
     if _is_whole(folder):
         return folder
     gguf = _shipped_gguf()
     try:
-        with _only_one(cache, folder.name):
+        with _only_one(cache, folder.name, progress):
             if not _is_whole(folder):
-                _convert_into(folder, gguf, progress or _silent)
+                _convert_into(folder, gguf, progress)
     except (OSError, SafetensorError) as error:
         raise ModelFilesError(
             f"{cache}: cannot keep the converted {SMOLLM2} here ({error}): "
@@ -235,11 +235,15 @@ def _is_whole(folder: Path) -> bool:
 
 
 @contextmanager
-def _only_one(cache: Path, name: str) -> Iterator[None]:
+def _only_one(cache: Path, name: str, progress: Progress) -> Iterator[None]:
     """Let one process at a time convert; the lock dies with its holder."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"_{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("Waiting for another process that unpacks SmolLM2")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

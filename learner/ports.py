@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from schemas.events import DrafterReleased, FeatureReference, PolicyPublished, VerificationEvent
@@ -103,3 +104,42 @@ class FeatureStore(Protocol):
         Raises:
             LookupError: If they are gone or do not match their hash.
         """
+
+
+class StoredVersion(Protocol):
+    """Where a version was written."""
+
+    @property
+    def uri(self) -> str:
+        """Folder of the version."""
+
+    @property
+    def manifest_sha256(self) -> str:
+        """Proof of the folder."""
+
+
+class ArtifactStore(Protocol):
+    """Versions of drafter weights, each written once."""
+
+    def write(
+        self,
+        drafter_id: str,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        *,
+        training_state: Mapping[str, torch.Tensor] | None = None,
+    ) -> StoredVersion:
+        """Publish a version durably; it must not exist yet."""
+
+    def read_config(self, uri: str, *, manifest_sha256: str) -> Mapping[str, Any]:
+        """Return the config of a version."""
+
+    def read_training_state(self, uri: str, *, manifest_sha256: str) -> Mapping[str, torch.Tensor]:
+        """Return the training state of a version."""
+
+    def versions(self, drafter_id: str) -> Sequence[int]:
+        """Return the versions that exist, ascending."""
+
+    def prune(self, drafter_id: str, keep: int, protected: Collection[int]) -> Sequence[int]:
+        """Delete all but the newest ``keep`` and the protected versions."""

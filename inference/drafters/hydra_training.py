@@ -1,0 +1,85 @@
+"""The recurrent head as something to train (``learner.training.TrainableDrafter``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from inference.drafters.hydra import (
+    ARCHITECTURE,
+    FrozenRows,
+    initial_hydra_weights,
+    next_state,
+    normalised,
+)
+from learner.examples import TrainingBatch
+
+VOCABULARY = "draft_token_ids"
+_OUTSIDE = -100
+
+
+class TrainableHydra:
+    """Cross-entropy of a head over K unrolled levels, told the verified tokens.
+
+    A level whose label is not verified, or not in the draft vocabulary, does not count. Levels
+    weigh less the deeper they are, since a round reaches them less often.
+
+    Args:
+        drafter_id: Name in the pool.
+        rows: What the target lends; their type is the type of the arithmetic.
+        inner_size: Width of the mixing layer.
+        level_decay: Weight of a level relative to the one before, (0, 1].
+        seed: Seeds the untrained weights.
+    """
+
+    architecture = ARCHITECTURE
+
+    def __init__(
+        self,
+        drafter_id: str,
+        rows: FrozenRows,
+        *,
+        inner_size: int,
+        level_decay: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        self.drafter_id = drafter_id
+        self.draft_vocabulary_hash = rows.vocabulary.sha256
+        self._rows = rows
+        self._inner_size = inner_size
+        self._level_decay = level_decay
+        self._seed = seed
+        vocab_size = rows.embeddings.shape[0]
+        self._token_to_draft = torch.full((vocab_size,), _OUTSIDE, dtype=torch.int64)
+        self._token_to_draft[rows.vocabulary.token_ids] = torch.arange(len(rows.head))
+
+    def initial_weights(self) -> dict[str, torch.Tensor]:
+        """Return untrained float32 parameters."""
+        generator = torch.Generator().manual_seed(self._seed)
+        return initial_hydra_weights(self._rows.head.shape[1], self._inner_size, generator)
+
+    def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
+        """Return the mean over examples of the weighted sum over levels."""
+        dtype = self._rows.head.dtype
+        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        labels = self._labels(batch.label_token_ids)
+        state = batch.hidden.to(dtype)
+        total = torch.zeros(())
+        for level in range(labels.shape[1]):
+            embedding = normalised(self._rows.embeddings[batch.fed_token_ids[:, level]])
+            state = next_state(state, embedding, cast)
+            logits = F.linear(state * cast["gain"], self._rows.head).float()
+            sums = F.cross_entropy(logits, labels[:, level], ignore_index=_OUTSIDE, reduction="sum")
+            total = total + self._level_decay**level * sums / len(labels)
+        return total
+
+    def artifact(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the serving tensors: weights in the target's type, and the draft vocabulary."""
+        tensors = {name: tensor.to(self._rows.head.dtype) for name, tensor in weights.items()}
+        return tensors | {VOCABULARY: self._rows.vocabulary.token_ids}
+
+    def _labels(self, token_ids: torch.Tensor) -> torch.Tensor:
+        found = self._token_to_draft[token_ids.clamp_min(0)]
+        return torch.where(token_ids < 0, _OUTSIDE, found)

@@ -1,0 +1,200 @@
+"""The pool of drafters of a worker, and one request's view of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.ports import Draft, Drafter, DraftSession, GroupedDrafter, Predictions, WindowBatch
+from inference.trajectory import Trajectory
+from schemas.events import DrafterVersion
+
+_LOG = logging.getLogger(__name__)
+
+SESSION_ERRORS = (RuntimeError, ValueError, ArithmeticError, LookupError, MemoryError)
+"""What a broken drafter may raise: all of it costs that drafter its request, and nothing else."""
+
+
+class DrafterPool:
+    """An ordered set of drafters; the order indexes every array of an event.
+
+    Args:
+        drafters: With distinct ids.
+
+    Attributes:
+        failures: Requests lost per drafter id, over the life of the pool.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        ids = [drafter.version.drafter_id for drafter in drafters]
+        if not ids or len(set(ids)) != len(ids):
+            raise ValueError(f"drafter ids {ids} are not distinct, or there are none")
+        self._drafters = list(drafters)
+        self.failures: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._drafters)
+
+    @property
+    def versions(self) -> tuple[DrafterVersion, ...]:
+        """Ids and versions in force, in order."""
+        return tuple(drafter.version for drafter in self._drafters)
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        """The drafters in force, in order."""
+        return tuple(self._drafters)
+
+    def replace(self, drafter: Drafter) -> None:
+        """Put another version of a drafter in its place.
+
+        Raises:
+            KeyError: If the pool has no drafter of that id.
+        """
+        ids = [known.version.drafter_id for known in self._drafters]
+        if drafter.version.drafter_id not in ids:
+            raise KeyError(f"drafter {drafter.version.drafter_id!r} is not in the pool {ids}")
+        self._drafters[ids.index(drafter.version.drafter_id)] = drafter
+
+    def start(self, trajectory: Trajectory, *, stream: str, draws_drafts: bool) -> PoolSession:
+        """Begin a request with the versions in force now."""
+        return PoolSession(self, trajectory, stream=stream, draws_drafts=draws_drafts)
+
+
+class PoolSession:
+    """The drafters at work on one request; one that fails sits out the rest of it.
+
+    Args:
+        pool: Lends its drafters and counts failures.
+        trajectory: The request.
+        stream: The request's stream.
+        draws_drafts: Whether drafts are drawn rather than the most probable.
+
+    Attributes:
+        is_awake: bool (N,), drafters that have not failed in this request.
+    """
+
+    def __init__(
+        self, pool: DrafterPool, trajectory: Trajectory, *, stream: str, draws_drafts: bool
+    ) -> None:
+        self._pool = pool
+        self._trajectory = trajectory
+        self._stream = stream
+        self._draws_drafts = draws_drafts
+        self.is_awake: NDArray[np.bool_] = np.ones(len(pool), dtype=np.bool_)
+        self._sessions: list[DraftSession | None] = [None] * len(pool)
+        self._drafters: list[Drafter] = list(pool.drafters)
+        for index in range(len(pool)):
+            self._start(index)
+
+    @property
+    def versions(self) -> tuple[DrafterVersion, ...]:
+        """The versions that this request uses."""
+        return tuple(drafter.version for drafter in self._drafters)
+
+    def renew(self) -> bool:
+        """Take up versions that the pool has changed; return whether there were any."""
+        changed = [
+            index
+            for index, drafter in enumerate(self._pool.drafters)
+            if drafter is not self._drafters[index]
+        ]
+        for index in changed:
+            self._drafters[index] = self._pool.drafters[index]
+            self._start(index)
+        return bool(changed)
+
+    def draft(self, index: int, num_tokens: int, rng: np.random.Generator) -> Draft:
+        """Let one drafter propose; an empty draft if it fails."""
+        session = self._sessions[index]
+        if num_tokens == 0 or session is None:
+            return Draft()
+        try:
+            draft = session.draft(num_tokens, rng)
+            _refuse_unusable(draft, num_tokens)
+        except SESSION_ERRORS as error:
+            self._lose([index], error)
+            return Draft()
+        return draft
+
+    def predict(self, windows: WindowBatch) -> list[Predictions | None]:
+        """Return every drafter's predictions, shape (N,); None for one that has failed."""
+        predictions: list[Predictions | None] = [None] * len(self._sessions)
+        for members in self._groups():
+            try:
+                for index, found in zip(members, self._predict(members, windows), strict=True):
+                    predictions[index] = found
+            except SESSION_ERRORS as error:
+                self._predict_alone(members, windows, predictions, error)
+        return predictions
+
+    def finish(self) -> None:
+        """The request is over."""
+        for index, session in enumerate(self._sessions):
+            if session is not None:
+                try:
+                    session.finish()
+                except SESSION_ERRORS as error:
+                    self._lose([index], error)
+
+    def _start(self, index: int) -> None:
+        drafter = self._drafters[index]
+        try:
+            self._sessions[index] = drafter.start(
+                self._trajectory, stream=self._stream, draws_drafts=self._draws_drafts
+            )
+            self.is_awake[index] = True
+        except SESSION_ERRORS as error:
+            self._lose([index], error)
+
+    def _groups(self) -> list[list[int]]:
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for index, session in enumerate(self._sessions):
+            if session is not None:
+                key = getattr(self._drafters[index], "group_key", ("alone", index))
+                groups.setdefault(key, []).append(index)
+        return list(groups.values())
+
+    def _predict(self, members: list[int], windows: WindowBatch) -> Sequence[Predictions]:
+        sessions = [session for i in members if (session := self._sessions[i]) is not None]
+        if len(members) == 1:
+            return [sessions[0].predict(windows)]
+        leader: GroupedDrafter = self._drafters[members[0]]  # type: ignore[assignment]
+        return leader.predict_group(sessions, windows)
+
+    def _predict_alone(
+        self,
+        members: list[int],
+        windows: WindowBatch,
+        predictions: list[Predictions | None],
+        error: Exception,
+    ) -> None:
+        """Find out which member of a failed group is to blame."""
+        if len(members) == 1:
+            self._lose(members, error)
+            return
+        for index in members:
+            try:
+                predictions[index] = self._predict([index], windows)[0]
+            except SESSION_ERRORS as own_error:
+                self._lose([index], own_error)
+
+    def _lose(self, members: list[int], error: Exception) -> None:
+        for index in members:
+            drafter_id = self._drafters[index].version.drafter_id
+            self._pool.failures[drafter_id] += 1
+            self._sessions[index] = None
+            self.is_awake[index] = False
+            _LOG.warning("drafter %s sits out this request: %s", drafter_id, error)
+
+
+def _refuse_unusable(draft: Draft, num_tokens: int) -> None:
+    if len(draft.token_ids) > num_tokens:
+        raise ValueError(f"{len(draft.token_ids)} drafts, asked for {num_tokens}")
+    if draft.probs is not None and not torch.isfinite(draft.probs).all():
+        raise FloatingPointError("draft probabilities are not finite")

@@ -1,0 +1,206 @@
+"""Recording: the rounds and windows of one request become verification events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.scoring import ScoredBatch
+from inference.trajectory import Trajectory
+from schemas.events import (
+    Content,
+    DrafterVersion,
+    FinishReason,
+    Rounds,
+    SamplingRule,
+    ScoredWindows,
+    VerificationEvent,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """One verification, as ``schemas.events.Rounds`` has it."""
+
+    first_position: int
+    drafter_index: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_emitted_tokens: int
+    num_scored_windows: int
+    selection_probability: float
+    draft_seconds: float
+    verify_seconds: float
+    score_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestFacts:
+    """What stays the same in all events of one request.
+
+    ``num_kept_tokens`` is C, how many tokens of the target's distribution are recorded; content
+    (tokens, distributions) is recorded only if ``has_content``.
+    """
+
+    worker_id: str
+    worker_epoch: int
+    stream: str
+    request_id: str
+    target_id: str
+    target_fingerprint: str
+    tokenizer_hash: str
+    policy_name: str
+    policy_version: int
+    prior_probabilities: NDArray[np.float64]
+    sampling: SamplingRule
+    num_speculative_tokens: int
+    has_content: bool
+    num_kept_tokens: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    first_position: int
+    rounds: list[Round] = field(default_factory=list)
+    scored: list[ScoredBatch] = field(default_factory=list)
+    top_ids: list[NDArray[np.int32]] = field(default_factory=list)
+    top_log_probs: list[NDArray[np.float16]] = field(default_factory=list)
+    tail_mass: list[NDArray[np.float16]] = field(default_factory=list)
+
+
+class SegmentRecorder:
+    """Collects one request and cuts it into events.
+
+    Args:
+        facts: Of the request.
+        trajectory: Of the request.
+    """
+
+    def __init__(self, facts: RequestFacts, trajectory: Trajectory) -> None:
+        self._facts = facts
+        self._trajectory = trajectory
+        self._segment_index = 0
+        self._segment = _Segment(first_position=trajectory.num_prompt_tokens)
+
+    @property
+    def num_positions(self) -> int:
+        """Positions in the segment that is being collected."""
+        return len(self._trajectory) - self._segment.first_position
+
+    def add_round(self, verified: Round, logits: torch.Tensor, scored: ScoredBatch | None) -> None:
+        """Add a round with the target's logits at its emitted positions, (emitted, V)."""
+        self._segment.rounds.append(verified)
+        if scored is not None:
+            self._segment.scored.append(scored)
+        if self._facts.has_content:
+            self._keep_top(logits)
+
+    def cut(
+        self,
+        drafters: Sequence[DrafterVersion],
+        finish_reason: FinishReason,
+        *,
+        sequence: int,
+    ) -> tuple[VerificationEvent, torch.Tensor | None]:
+        """Close the segment and return its event with the hidden states of its positions.
+
+        The states, (P, H), are None without content.
+        """
+        segment, facts = self._segment, self._facts
+        last = len(self._trajectory)
+        event = VerificationEvent(
+            event_id=uuid.uuid4().hex,
+            produced_at=datetime.now(UTC),
+            sequence=sequence,
+            segment_index=self._segment_index,
+            is_final=finish_reason is not FinishReason.UNFINISHED,
+            finish_reason=finish_reason,
+            drafters=tuple(drafters),
+            num_prompt_tokens=self._trajectory.num_prompt_tokens,
+            first_position=segment.first_position,
+            num_positions=last - segment.first_position,
+            rounds=_rounds(segment.rounds),
+            windows=self._windows(len(drafters)),
+            content=self._content() if facts.has_content else None,
+            worker_id=facts.worker_id,
+            worker_epoch=facts.worker_epoch,
+            stream=facts.stream,
+            request_id=facts.request_id,
+            target_id=facts.target_id,
+            target_fingerprint=facts.target_fingerprint,
+            tokenizer_hash=facts.tokenizer_hash,
+            policy_name=facts.policy_name,
+            policy_version=facts.policy_version,
+            prior_probabilities=facts.prior_probabilities,
+            sampling=facts.sampling,
+            num_speculative_tokens=facts.num_speculative_tokens,
+        )
+        hidden = None
+        if facts.has_content:
+            hidden = self._trajectory.hidden(segment.first_position, last).clone()
+        self._segment_index += 1
+        self._segment = _Segment(first_position=last)
+        return event, hidden
+
+    def _keep_top(self, logits: torch.Tensor) -> None:
+        log_probs = logits.float().log_softmax(-1)
+        top = log_probs.topk(self._facts.num_kept_tokens, dim=-1)
+        tail = (1.0 - top.values.exp().sum(-1)).clamp(0.0, 1.0)
+        self._segment.top_ids.append(top.indices.cpu().numpy().astype(np.int32))
+        self._segment.top_log_probs.append(top.values.cpu().numpy().astype(np.float16))
+        self._segment.tail_mass.append(tail.cpu().numpy().astype(np.float16))
+
+    def _windows(self, num_drafters: int) -> ScoredWindows:
+        shape = (0, self._facts.num_speculative_tokens, num_drafters)
+        empty = ScoredBatch(
+            starts=np.empty(0, np.int32),
+            num_levels=np.empty(0, np.int16),
+            acceptance_probability=np.empty(shape, np.float16),
+            realised_acceptance=np.empty(shape, np.float16),
+        )
+        batches = self._segment.scored or [empty]
+        return ScoredWindows(
+            start=np.concatenate([batch.starts for batch in batches]),
+            num_levels=np.concatenate([batch.num_levels for batch in batches]),
+            acceptance_probability=np.concatenate([b.acceptance_probability for b in batches]),
+            realised_acceptance=np.concatenate([b.realised_acceptance for b in batches]),
+        )
+
+    def _content(self) -> Content:
+        tokens, segment, kept = self._trajectory.token_ids, self._segment, self._facts
+        prompt = tokens[: self._trajectory.num_prompt_tokens] if self._segment_index == 0 else []
+        empty = np.empty((0, kept.num_kept_tokens))
+        return Content(
+            prompt_token_ids=np.array(prompt, dtype=np.int32),
+            token_ids=np.array(tokens[segment.first_position :], dtype=np.int32),
+            target_top_token_ids=np.concatenate([empty.astype(np.int32), *segment.top_ids]),
+            target_top_log_probabilities=np.concatenate(
+                [empty.astype(np.float16), *segment.top_log_probs]
+            ),
+            target_tail_mass=np.concatenate([np.empty(0, np.float16), *segment.tail_mass]),
+        )
+
+
+def _rounds(rounds: Sequence[Round]) -> Rounds:
+    def column(name: str, dtype: Any) -> NDArray[Any]:
+        return np.array([getattr(verified, name) for verified in rounds], dtype=dtype)
+
+    return Rounds(
+        first_position=column("first_position", np.int32),
+        drafter_index=column("drafter_index", np.int16),
+        num_draft_tokens=column("num_draft_tokens", np.int16),
+        num_accepted_tokens=column("num_accepted_tokens", np.int16),
+        num_emitted_tokens=column("num_emitted_tokens", np.int16),
+        num_scored_windows=column("num_scored_windows", np.int16),
+        selection_probability=column("selection_probability", np.float32),
+        draft_seconds=column("draft_seconds", np.float32),
+        verify_seconds=column("verify_seconds", np.float32),
+        score_seconds=column("score_seconds", np.float32),
+    )

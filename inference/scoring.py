@@ -1,0 +1,130 @@
+"""Scoring: what every drafter would have had accepted on the verified windows of one request.
+
+Verification reveals it for free: the verified tokens have the target's law whoever drafted them,
+so a forward of each drafter over them scores it (HedgeSpec, section 3; the estimators are in
+``learner.measures``). Only verified positions are scored, and a window only once it is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.pool import PoolSession
+from inference.ports import Predictions, WindowBatch
+from inference.trajectory import Trajectory
+from learner import measures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredBatch:
+    """Windows scored at once, in the types of the event.
+
+    Attributes:
+        starts: int32 (W,).
+        num_levels: int16 (W,), 1..K.
+        acceptance_probability: float16 (W, K, N); NaN = not scored.
+        realised_acceptance: float16 (W, K, N); NaN = not scored.
+    """
+
+    starts: NDArray[np.int32]
+    num_levels: NDArray[np.int16]
+    acceptance_probability: NDArray[np.float16]
+    realised_acceptance: NDArray[np.float16]
+
+
+class WindowScorer:
+    """Scores the windows of one request in order of their start, several at a time.
+
+    A window that starts at t has K levels. It is complete when position t + K is verified too:
+    only then is it known that the request does not end inside it. At the end of the request a
+    window is shortened to the levels that a round could still have used (the last token of a
+    request is never followed by a bonus), the same number for all drafters.
+
+    Args:
+        trajectory: The request.
+        num_speculative_tokens: K.
+        block: Score when this many windows are complete; one pass over a drafter's weights then
+            serves them all.
+    """
+
+    def __init__(self, trajectory: Trajectory, num_speculative_tokens: int, *, block: int) -> None:
+        self._trajectory = trajectory
+        self._num_speculative_tokens = num_speculative_tokens
+        self._block = block
+        # The first output token comes from the prompt's own forward: no drafter can propose it.
+        self._next_start = trajectory.num_prompt_tokens + 1
+
+    def score(self, session: PoolSession, *, is_final: bool) -> ScoredBatch | None:
+        """Score what is complete; None if there is less than a block of it (none, if final)."""
+        levels = self._num_speculative_tokens
+        last = len(self._trajectory) - 1 if is_final else len(self._trajectory) - levels
+        starts = np.arange(self._next_start, last)
+        if levels == 0 or len(starts) < (1 if is_final else self._block):
+            return None
+        self._next_start = last
+        windows = WindowBatch(
+            starts=starts,
+            num_levels=np.minimum(len(self._trajectory) - 1 - starts, levels),
+            num_speculative_tokens=levels,
+        )
+        scored = scored_batch(self._trajectory, windows, session.predict(windows))
+        self._trajectory.forget_probs(self._next_start)
+        return scored
+
+    def skip_incomplete(self) -> None:
+        """Leave out windows that began under versions that are no longer in force."""
+        self._next_start = max(self._next_start, len(self._trajectory))
+
+
+def scored_batch(
+    trajectory: Trajectory, windows: WindowBatch, predictions: list[Predictions | None]
+) -> ScoredBatch:
+    """Turn predictions into acceptance, NaN where a drafter failed or a level does not exist."""
+    shape = (len(windows.starts), windows.num_speculative_tokens, len(predictions))
+    probability, realised = np.full(shape, np.nan), np.full(shape, np.nan)
+    levels = np.arange(windows.num_speculative_tokens)
+    positions = np.minimum(windows.starts[:, None] + levels, len(trajectory) - 1)
+    emitted = np.asarray(trajectory.token_ids, dtype=np.int64)[positions]
+    for index, found in enumerate(predictions):
+        if found is not None:
+            pair = _acceptance(trajectory, found, positions, emitted)
+            probability[..., index], realised[..., index] = pair
+    missing = levels >= windows.num_levels[:, None]
+    probability[missing] = realised[missing] = np.nan
+    return ScoredBatch(
+        starts=windows.starts.astype(np.int32),
+        num_levels=windows.num_levels.astype(np.int16),
+        acceptance_probability=probability.astype(np.float16),
+        realised_acceptance=realised.astype(np.float16),
+    )
+
+
+def _acceptance(
+    trajectory: Trajectory,
+    predictions: Predictions,
+    positions: NDArray[np.int64],
+    emitted: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (acceptance_probability, realised_acceptance), each (W, K)."""
+    proposals = predictions.proposals
+    if trajectory.params.is_greedy:
+        assert proposals is not None  # a greedy request draws nothing
+        accepted = measures.greedy_acceptance(proposals, emitted)
+        return accepted, accepted
+    unique, inverse = np.unique(positions, return_inverse=True)
+    target = np.stack([trajectory.probs(int(p)).cpu().numpy() for p in unique])
+    target = target[inverse.reshape(positions.shape)]
+    if proposals is not None:
+        return (
+            measures.one_hot_acceptance(target, proposals),
+            measures.realised_one_hot_acceptance(proposals, emitted),
+        )
+    assert predictions.probs is not None  # exactly one of the two is set
+    drafted = predictions.probs.cpu().numpy()
+    return (
+        measures.sampling_acceptance(target, drafted),
+        measures.realised_sampling_acceptance(target, drafted, emitted),
+    )

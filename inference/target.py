@@ -1,0 +1,144 @@
+"""The target: the model whose law every output must have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inference.cache import RollbackCache, RollbackUnsupportedError, layer_windows
+from inference.model_files import fingerprint, tokenizer_hash
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """One forward over T tokens; row i belongs to the i-th of the last rows asked for.
+
+    Attributes:
+        logits: (T, V), what the target predicts after each token.
+        hidden: (T, H), the last hidden state (after the final norm) behind each row of logits.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Target:
+    """A causal language model of transformers with what speculation needs to know of it.
+
+    Args:
+        model: In evaluation mode; its attention must be full or sliding-window.
+        tokenizer: The tokenizer of the model.
+        target_id: Name in events.
+        target_fingerprint: Hash of the weights; drafters are bound to it.
+
+    Raises:
+        RollbackUnsupportedError: If the model keeps a state that cannot be rolled back.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, target_id: str, target_fingerprint: str
+    ) -> None:
+        if getattr(model, "_is_stateful", False):
+            raise RollbackUnsupportedError(
+                f"{type(model).__name__} keeps a running state that speculation cannot roll back: "
+                "choose a target with attention in every layer"
+            )
+        layer_windows(model.config)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.target_id = target_id
+        self.fingerprint = target_fingerprint
+        self.tokenizer_hash = tokenizer_hash(tokenizer)
+        text = model.config.get_text_config(decoder=True)
+        self.vocab_size: int = text.vocab_size
+        self.hidden_size: int = text.hidden_size
+        self.context_length: int = getattr(text, "max_position_embeddings", None) or 1 << 20
+        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def embedding_rows(self) -> torch.Tensor:
+        """Input embeddings, (V, H); frozen."""
+        return self.model.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
+
+    @property
+    def head_rows(self) -> torch.Tensor:
+        """Output head, (V, H); frozen."""
+        return self.model.get_output_embeddings().weight.detach()  # type: ignore[no-any-return]
+
+    def start(self) -> TargetSession:
+        """Return an empty session."""
+        return TargetSession(self, RollbackCache(self.model.config))
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the token ids of a user's prompt, in the chat template if there is one."""
+        if self.tokenizer.chat_template:
+            messages = [{"role": "user", "content": prompt}]
+            encoded = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True
+            )
+            return list(encoded["input_ids"])
+        return list(self.tokenizer(prompt)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of output tokens, special tokens left out."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+class TargetSession:
+    """The target's key-value cache of one request."""
+
+    def __init__(self, target: Target, cache: RollbackCache) -> None:
+        self._target = target
+        self._cache = cache
+
+    @property
+    def length(self) -> int:
+        """Positions in the cache."""
+        return int(self._cache.get_seq_length())
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[int], *, num_rows: int | None = None) -> TargetOutput:
+        """Feed T tokens and return the last ``num_rows`` rows (all by default)."""
+        target = self._target
+        captured: list[torch.Tensor] = []
+        head = target.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+        rows = {"logits_to_keep": num_rows} if num_rows and target._keeps_rows else {}
+        try:
+            ids = torch.tensor([list(token_ids)], device=target.device)
+            output = target.model(input_ids=ids, cache=self._cache, use_cache=True, **rows)
+        finally:
+            hook.remove()
+        last = slice(-num_rows if num_rows else None, None)
+        return TargetOutput(logits=output.logits[0, last], hidden=captured[0][0, last])
+
+    def keep(self, length: int) -> None:
+        """Forget every position from ``length`` on."""
+        self._cache.keep(length)
+
+
+def load_target(
+    folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
+) -> Target:
+    """Load a target from a folder with config, weights and tokenizer (see ``model_files``)."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+    return Target(model, tokenizer, target_id=folder.name, target_fingerprint=fingerprint(folder))
+
+
+def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        return frozenset()
+    return frozenset(configured if isinstance(configured, list) else [configured])

@@ -1,0 +1,236 @@
+"""The worker: serves requests with the target and its drafters and reports what it saw.
+
+Serving never waits for the log, the learner or a disk: events go to a sink that returns at once,
+new policies and new weights are taken from an inbox that somebody else fills.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from inference.engine import EngineOptions, RequestRun
+from inference.pool import DrafterPool
+from inference.ports import Drafter
+from inference.priors import StreamPriors
+from inference.recording import RequestFacts, Round, SegmentRecorder
+from inference.sampling import SamplingParams
+from inference.selector import RequestSelector
+from inference.target import Target
+from learner.selection import policy_from_name
+from schemas.events import FeatureReference, FinishReason, PolicyPublished, VerificationEvent
+
+
+class EventSink(Protocol):
+    """Takes events and returns at once."""
+
+    def emit(self, event: VerificationEvent) -> None:
+        """Queue the event; the oldest is dropped if there is no room."""
+
+
+class HiddenStateRecorder(Protocol):
+    """Takes hidden states and returns at once."""
+
+    def record(self, hidden: torch.Tensor) -> FeatureReference | None:
+        """Return where the rows (P, H) will be found, or None if they cannot be kept."""
+
+
+class Inbox(Protocol):
+    """What has arrived from the learner since the last look; both calls return at once."""
+
+    def take_policies(self) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream that has a new one."""
+
+    def take_drafters(self) -> Sequence[Drafter]:
+        """Return drafters, loaded and checked, that are to replace those of the same id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerOptions:
+    """How a worker serves.
+
+    Attributes:
+        worker_id, worker_epoch: Who it is; the epoch is never used twice by one id.
+        policy: Selection policy inside a request.
+        segment_tokens: Tokens after which a segment is reported and new weights are taken up.
+        num_kept_tokens: C, tokens of the target's distribution recorded per position.
+        engine: How it speculates.
+        seed: Seeds requests that bring no seed.
+    """
+
+    worker_id: str
+    worker_epoch: int
+    policy: str = "normal_hedge"
+    segment_tokens: int = 64
+    num_kept_tokens: int = 8
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One request; ``has_consent`` allows its content to be recorded."""
+
+    request_id: str
+    stream: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    has_consent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What a request gave.
+
+    Attributes:
+        token_ids: Emitted tokens.
+        text: Their text, cut before a stop string.
+        finish_reason: Why it ended.
+        rounds: Every verification, the prompt's own first.
+        seconds: Wall time.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    rounds: tuple[Round, ...]
+    seconds: float
+
+
+class Worker:
+    """Serves one request at a time.
+
+    Args:
+        target: The verifying model.
+        pool: The drafters.
+        options: How to serve.
+        sink: Where events go.
+        inbox: Where new policies and weights come from.
+        recorder: Where hidden states of consenting streams go; None records none.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        pool: DrafterPool,
+        options: WorkerOptions,
+        *,
+        sink: EventSink,
+        inbox: Inbox,
+        recorder: HiddenStateRecorder | None = None,
+    ) -> None:
+        self.target = target
+        self.pool = pool
+        self._options = options
+        self._sink = sink
+        self._inbox = inbox
+        self._recorder = recorder
+        self._priors = StreamPriors()
+        self._sequence = 0
+        self._seeds = np.random.SeedSequence(options.seed)
+
+    def serve(
+        self,
+        request: Request,
+        *,
+        is_aborted: Callable[[], bool] = lambda: False,
+        on_round: Callable[[Round], None] = lambda _: None,
+    ) -> Completion:
+        """Serve one request to its end.
+
+        Args:
+            request: What to serve.
+            is_aborted: Asked after every round; True ends the request.
+            on_round: Told every round as it ends.
+
+        Raises:
+            PromptTooLongError: If the prompt does not fit the target's context.
+        """
+        began = time.perf_counter()
+        self._look_into_inbox()
+        run, recorder = self._start(request)
+        rounds: list[Round] = []
+        while run.finish_reason is FinishReason.UNFINISHED:
+            rounds.append(run.step(recorder))
+            on_round(rounds[-1])
+            if is_aborted() and run.finish_reason is FinishReason.UNFINISHED:
+                run.abort()
+            is_full = recorder.num_positions >= self._options.segment_tokens
+            if is_full and run.finish_reason is FinishReason.UNFINISHED:
+                self._report(run, recorder, request)
+                self._take_up_versions(run)
+        self._report(run, recorder, request)
+        return Completion(
+            request_id=request.request_id,
+            token_ids=tuple(run.output_token_ids),
+            text=run.text,
+            finish_reason=run.finish_reason,
+            rounds=tuple(rounds),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _start(self, request: Request) -> tuple[RequestRun, SegmentRecorder]:
+        options, engine = self._options, self._options.engine
+        ids = [version.drafter_id for version in self.pool.versions]
+        prior, policy_version = self._priors.of(request.stream, ids)
+        policy = policy_from_name(options.policy, len(ids), prior=prior, drafter_ids=ids)
+        run = RequestRun(
+            self.target,
+            self.pool,
+            request.prompt_token_ids,
+            request.params,
+            engine,
+            RequestSelector(policy, engine.num_speculative_tokens),
+            stream=request.stream,
+            seed=self._seed(request.params),
+        )
+        facts = RequestFacts(
+            worker_id=options.worker_id,
+            worker_epoch=options.worker_epoch,
+            stream=request.stream,
+            request_id=request.request_id,
+            target_id=self.target.target_id,
+            target_fingerprint=self.target.fingerprint,
+            tokenizer_hash=self.target.tokenizer_hash,
+            policy_name=options.policy,
+            policy_version=policy_version,
+            prior_probabilities=prior,
+            sampling=request.params.rule(draws_drafts=engine.draws_drafts),
+            num_speculative_tokens=engine.num_speculative_tokens,
+            has_content=request.has_consent,
+            num_kept_tokens=options.num_kept_tokens,
+        )
+        return run, SegmentRecorder(facts, run.trajectory)
+
+    def _seed(self, params: SamplingParams) -> np.random.SeedSequence:
+        if params.seed is not None:
+            return np.random.SeedSequence(params.seed)
+        return self._seeds.spawn(1)[0]
+
+    def _report(self, run: RequestRun, recorder: SegmentRecorder, request: Request) -> None:
+        event, hidden = recorder.cut(
+            run.drafters.versions, run.finish_reason, sequence=self._sequence
+        )
+        self._sequence += 1
+        if hidden is not None and self._recorder is not None and event.content is not None:
+            features = self._recorder.record(hidden)
+            event = replace(event, content=replace(event.content, features=features))
+        self._sink.emit(event)
+
+    def _take_up_versions(self, run: RequestRun) -> None:
+        """Let a running request use new weights from here on."""
+        self._look_into_inbox()
+        if run.drafters.renew():
+            run.scorer.skip_incomplete()
+
+    def _look_into_inbox(self) -> None:
+        for policy in self._inbox.take_policies():
+            self._priors.update(policy)
+        for drafter in self._inbox.take_drafters():
+            self.pool.replace(drafter)

@@ -1,0 +1,92 @@
+"""Training examples: what an event teaches a drafter, and the memory they are drawn from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingBatch:
+    """B examples of K levels; level k is fed one token and is to predict the next.
+
+    Attributes:
+        hidden: float32 (B, H), the target's state behind the first fed token.
+        fed_token_ids: int64 (B, K).
+        label_token_ids: int64 (B, K); -1 where the level's label was not verified.
+    """
+
+    hidden: torch.Tensor
+    fed_token_ids: torch.Tensor
+    label_token_ids: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """Training material of one event: states (P, H) and tokens (P,), and where it was read."""
+
+    partition: int
+    offset: int
+    hidden: NDArray[np.float32]
+    token_ids: NDArray[np.int64]
+
+    @property
+    def num_examples(self) -> int:
+        """Windows that can be trained on: every position but the first starts one."""
+        return max(len(self.token_ids) - 1, 0)
+
+
+class ExampleMemory:
+    """The newest segments, bounded by their positions.
+
+    Args:
+        max_positions: Bound, >= 1; the newest segment is always kept.
+    """
+
+    def __init__(self, max_positions: int) -> None:
+        self._max_positions = max_positions
+        self._segments: deque[Segment] = deque()
+        self._num_positions = 0
+
+    def add(self, segment: Segment) -> None:
+        """Add the newest segment and forget the oldest beyond the bound."""
+        self._segments.append(segment)
+        self._num_positions += len(segment.token_ids)
+        while self._num_positions > self._max_positions and len(self._segments) > 1:
+            self._num_positions -= len(self._segments.popleft().token_ids)
+
+    def first_offsets(self) -> dict[int, int]:
+        """Return per partition the offset of the oldest segment kept."""
+        offsets: dict[int, int] = {}
+        for segment in self._segments:
+            offsets.setdefault(segment.partition, segment.offset)
+        return offsets
+
+    def draw(self, size: int, num_levels: int, rng: np.random.Generator) -> TrainingBatch | None:
+        """Draw at most ``size`` distinct examples, uniformly; None if there is none."""
+        ends = np.cumsum([segment.num_examples for segment in self._segments])
+        if not len(ends) or not ends[-1]:
+            return None
+        chosen = rng.choice(ends[-1], size=min(size, int(ends[-1])), replace=False)
+        which = np.searchsorted(ends, chosen, side="right")
+        starts = chosen - np.where(which > 0, ends[which - 1], 0) + 1
+        return _batch([self._segments[i] for i in which], starts, num_levels)
+
+
+def _batch(segments: Sequence[Segment], starts: NDArray[np.int64], levels: int) -> TrainingBatch:
+    """Gather windows that start at index ``starts[i]`` >= 1 of ``segments[i]``."""
+    hidden = np.stack([s.hidden[start - 1] for s, start in zip(segments, starts, strict=True)])
+    tokens = np.full((len(segments), levels + 1), -1, dtype=np.int64)
+    for row, (segment, start) in enumerate(zip(segments, starts, strict=True)):
+        found = segment.token_ids[start - 1 : start + levels]
+        tokens[row, : len(found)] = found
+    return TrainingBatch(
+        hidden=torch.from_numpy(hidden),
+        fed_token_ids=torch.from_numpy(np.maximum(tokens[:, :-1], 0)),
+        label_token_ids=torch.from_numpy(tokens[:, 1:].copy()),
+    )

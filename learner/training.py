@@ -1,0 +1,320 @@
+"""Training drafters from events: one trainer per drafter, each event taken once.
+
+Every event with content and recorded features is taken once, in the order of arrival. A trainer's
+state lives in the artifact of its latest release: master weights, optimizer moments, and up to
+which offset events are contained in them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from learner.examples import ExampleMemory, Segment, TrainingBatch
+from learner.feedback import Contained, Standing
+from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoard
+from learner.updates.online_gradient import (
+    OnlineGradient,
+    OnlineGradientSettings,
+    UpdateRefusedError,
+    Weights,
+)
+from schemas.events import DrafterReleased, ReleaseState, Watermark
+
+logger = logging.getLogger(__name__)
+
+
+class TrainableDrafter(Protocol):
+    """A drafter with parameters, as the learner sees it."""
+
+    drafter_id: str
+    architecture: str
+    draft_vocabulary_hash: str
+
+    def initial_weights(self) -> Weights:
+        """Return untrained float32 parameters by name, the same at every call."""
+
+    def loss(self, weights: Weights, batch: TrainingBatch) -> torch.Tensor:
+        """Return the scalar loss of ``weights`` on ``batch``, differentiable in the weights."""
+
+    def artifact(self, weights: Weights) -> dict[str, torch.Tensor]:
+        """Return the tensors that serving needs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSettings:
+    """How one drafter is trained.
+
+    Attributes:
+        num_levels: K of the examples, >= 1.
+        batch_size: Examples per step, >= 1.
+        steps_per_event: Steps after each event, >= 0.
+        memory_positions: Positions of past events that steps may draw from, >= 1; a short memory
+            follows the traffic, a long one keeps what it knew.
+        release_every_events: Events between two released versions, >= 1.
+        keep_versions: Versions kept in the store, >= 1.
+        seed: Seeds the choice of examples.
+        gradient: Step size and guards.
+    """
+
+    num_levels: int = 4
+    batch_size: int = 256
+    steps_per_event: int = 3
+    memory_positions: int = 1_000_000
+    release_every_events: int = 1
+    keep_versions: int = 4
+    seed: int = 0
+    gradient: OnlineGradientSettings = field(default_factory=OnlineGradientSettings)
+
+
+class DrafterTrainer:
+    """Trains one drafter and releases its versions.
+
+    Args:
+        drafter: What to train.
+        settings: How.
+        target_fingerprint, tokenizer_hash: Of the target whose events may train it.
+        store: Artifacts.
+        board: Releases.
+        now: Returns the time in UTC, for releases.
+    """
+
+    def __init__(
+        self,
+        drafter: TrainableDrafter,
+        settings: TrainingSettings,
+        *,
+        target_fingerprint: str,
+        tokenizer_hash: str,
+        store: ArtifactStore,
+        board: ReleaseBoard,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.drafter = drafter
+        self._settings = settings
+        self._target_fingerprint = target_fingerprint
+        self._tokenizer_hash = tokenizer_hash
+        self._store = store
+        self._board = board
+        self._now = now
+        self._memory = ExampleMemory(settings.memory_positions)
+        self._version = -1
+        self._partition_to_contained: dict[int, Contained] = {}
+        self._resume_from: dict[int, int] = {}
+        self._num_unreleased = 0
+        self.num_refused_steps = 0
+        self._update = OnlineGradient(drafter.initial_weights(), settings.gradient)
+        self._resume()
+
+    @property
+    def version(self) -> int:
+        """Version released last; -1 before the first."""
+        return self._version
+
+    def start_offsets(self) -> Mapping[int, int]:
+        """Return per partition where reading must begin to rebuild the memory."""
+        return self._resume_from
+
+    def take(self, received: ReceivedEvent, segment: Segment | None) -> None:
+        """Remember the event's segment; train on it if it is new, and release when it is time.
+
+        An event without a segment has nothing to train on and only counts as contained.
+        """
+        contained = self._partition_to_contained.get(received.partition, Contained())
+        standing = contained.standing(received)
+        if segment is not None and standing is not Standing.LATE:
+            self._memory.add(segment)
+        if standing is not Standing.NEW:
+            return
+        self._partition_to_contained[received.partition] = contained.with_event(received)
+        if segment is not None:
+            self._train(segment)
+            self._num_unreleased += 1
+        if self._num_unreleased >= self._settings.release_every_events:
+            self.release(f"{self._settings.steps_per_event} steps after each event")
+
+    def release(self, reason: str) -> DrafterReleased:
+        """Write the weights as the next version and announce it."""
+        previous = self._version
+        version = max([previous, *self._store.versions(self.drafter.drafter_id)]) + 1
+        stored = self._store.write(
+            self.drafter.drafter_id,
+            version,
+            self.drafter.artifact(self._update.weights),
+            self._config(),
+            training_state=self._update.state(),
+        )
+        release = DrafterReleased(
+            drafter_id=self.drafter.drafter_id,
+            version=version,
+            parent_version=previous,
+            state=ReleaseState.LIVE,
+            produced_at=self._now(),
+            artifact_uri=stored.uri,
+            manifest_sha256=stored.manifest_sha256,
+            architecture=self.drafter.architecture,
+            target_fingerprint=self._target_fingerprint,
+            tokenizer_hash=self._tokenizer_hash,
+            draft_vocabulary_hash=self.drafter.draft_vocabulary_hash,
+            training_window=self._training_window(),
+            evidence=None,
+            reason=reason,
+        )
+        self._board.publish(release)
+        self._version = version
+        self._num_unreleased = 0
+        self._store.prune(self.drafter.drafter_id, self._settings.keep_versions, [version])
+        return release
+
+    def _train(self, segment: Segment) -> None:
+        settings = self._settings
+        rng = np.random.default_rng([settings.seed, segment.partition, segment.offset])
+        for _ in range(settings.steps_per_event):
+            batch = self._memory.draw(settings.batch_size, settings.num_levels, rng)
+            if batch is None:
+                return
+            try:
+                self._update.step(partial(self.drafter.loss, batch=batch))
+            except UpdateRefusedError as error:
+                self.num_refused_steps += 1
+                logger.warning("%s: %s", self.drafter.drafter_id, error)
+
+    def _training_window(self) -> Watermark:
+        offsets: dict[int, int] = {}
+        sequences: dict[str, int] = {}
+        for contained in self._partition_to_contained.values():
+            mark = contained.watermark()
+            offsets |= mark.partition_to_offset
+            for worker, sequence in mark.worker_to_sequence.items():
+                sequences[worker] = max(sequence, sequences.get(worker, sequence))
+        return Watermark(partition_to_offset=offsets, worker_to_sequence=sequences)
+
+    def _config(self) -> dict[str, object]:
+        contained = {
+            str(partition): {
+                "offset": known.partition_to_offset[partition],
+                "workers": {w: list(latest) for w, latest in known.worker_to_latest.items()},
+            }
+            for partition, known in self._partition_to_contained.items()
+        }
+        return {
+            "architecture": self.drafter.architecture,
+            "target_fingerprint": self._target_fingerprint,
+            "tokenizer_hash": self._tokenizer_hash,
+            "draft_vocabulary_hash": self.drafter.draft_vocabulary_hash,
+            "contained": contained,
+            "memory_from_offset": {str(p): o for p, o in self._memory.first_offsets().items()},
+        }
+
+    def _resume(self) -> None:
+        """Continue from the latest release, or make the untrained drafter the first one."""
+        releases = {release.drafter_id: release for release in self._board.read_all()}
+        latest = releases.get(self.drafter.drafter_id)
+        if latest is None:
+            self.release("untrained")
+            return
+        config = self._store.read_config(
+            latest.artifact_uri, manifest_sha256=latest.manifest_sha256
+        )
+        self._refuse_other(config)
+        state = self._store.read_training_state(
+            latest.artifact_uri, manifest_sha256=latest.manifest_sha256
+        )
+        self._update = OnlineGradient.from_state(state, self._settings.gradient)
+        self._version = latest.version
+        for partition, known in config["contained"].items():
+            workers = {w: (int(e), int(q)) for w, (e, q) in known["workers"].items()}
+            self._partition_to_contained[int(partition)] = Contained(
+                {int(partition): int(known["offset"])}, workers
+            )
+            self._resume_from[int(partition)] = int(known["offset"])
+        for partition, offset in config["memory_from_offset"].items():
+            self._resume_from[int(partition)] = int(offset)
+
+    def _refuse_other(self, config: Mapping[str, Any]) -> None:
+        wanted = {
+            "architecture": self.drafter.architecture,
+            "target_fingerprint": self._target_fingerprint,
+            "draft_vocabulary_hash": self.drafter.draft_vocabulary_hash,
+        }
+        for key, expected in wanted.items():
+            if config.get(key) != expected:
+                raise ValueError(
+                    f"released drafter {self.drafter.drafter_id}: {key} is {config.get(key)}, "
+                    f"expected {expected}: retire it, or train under another id"
+                )
+
+
+class OnlineTrainer:
+    """Hands every event to the trainers of all drafters (``learner.ports.Trainer``).
+
+    Args:
+        trainers: One per drafter, over the same target.
+        features: Recorded hidden states.
+        target_fingerprint: Of the target whose events are accepted.
+    """
+
+    def __init__(
+        self,
+        trainers: Sequence[DrafterTrainer],
+        features: FeatureStore,
+        *,
+        target_fingerprint: str,
+    ) -> None:
+        self._trainers = trainers
+        self._features = features
+        self._target_fingerprint = target_fingerprint
+        self.num_without_features = 0
+
+    def start_offsets(self) -> Mapping[int, int]:
+        """Return per partition the first offset that some trainer needs."""
+        offsets: dict[int, int] = {}
+        for trainer in self._trainers:
+            for partition, offset in trainer.start_offsets().items():
+                offsets[partition] = min(offset, offsets.get(partition, offset))
+        return offsets
+
+    def train(self, received: ReceivedEvent) -> None:
+        """Take one event.
+
+        Raises:
+            ValueError: If it is of another target, or its features do not fit its tokens; it then
+                counts as contained.
+        """
+        segment = None
+        try:
+            segment = self._segment(received)
+        finally:
+            for trainer in self._trainers:
+                trainer.take(received, segment)
+
+    def _segment(self, received: ReceivedEvent) -> Segment | None:
+        """Return what the event teaches; None if it carries no content or no features."""
+        event = received.event
+        if event.content is None or event.content.features is None:
+            self.num_without_features += 1
+            return None
+        if event.target_fingerprint != self._target_fingerprint:
+            raise ValueError(
+                f"{event.event_id}: target_fingerprint {event.target_fingerprint}, expected "
+                f"{self._target_fingerprint}"
+            )
+        try:
+            hidden = self._features.read(event.content.features)
+        except LookupError as error:
+            self.num_without_features += 1
+            logger.warning("%s: %s", event.event_id, error)
+            return None
+        return Segment(
+            partition=received.partition,
+            offset=received.offset,
+            hidden=hidden,
+            token_ids=event.content.token_ids.astype(np.int64),
+        )
