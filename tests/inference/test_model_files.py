@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -100,8 +101,20 @@ def test_a_damaged_folder_is_converted_again(
 def test_callers_at_the_same_time_share_one_conversion(
     tmp_path: Path, fast_conversion: list[Path]
 ) -> None:
+    another_waits = Event()
+
+    def hold_until_another_waits(message: str) -> None:
+        if message == "converting":
+            assert another_waits.wait(timeout=20)
+        else:
+            assert message.startswith("Waiting for another process")
+            another_waits.set()
+
+    def ask(_: int) -> Path:
+        return model_files.smollm2_folder(tmp_path, progress=hold_until_another_waits)
+
     with ThreadPoolExecutor(4) as pool:
-        folders = list(pool.map(model_files.smollm2_folder, [tmp_path] * 4))
+        folders = list(pool.map(ask, range(4)))
     assert len(set(folders)) == 1
     assert len(fast_conversion) == 1
 
