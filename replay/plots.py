@@ -7,7 +7,7 @@ that the page can show them in light and in dark.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ MAX_STREAMS = 12
 
 MAX_POINTS = 240
 ROWS_PER_POINT = 40
+MOVING_SHARE = 0.05
+MOVING = f"moving mean over {MOVING_SHARE:.0%} of the tokens"
 MAX_TOTAL_POINTS = 200_000
 MAX_VERSION_MARKS = 100
 SWITCHES_DRAWN = (1, 4, 16)
@@ -33,11 +35,14 @@ TOKENS_AXIS = "emitted tokens"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotTrace:
-    """One line, area or row of marks; ``color`` is a role, ``x`` None = the variant's."""
+    """One line, area or row of marks.
+
+    ``color`` is a role, for marks one each; ``x`` None = the variant's.
+    """
 
     name: str
-    kind: str
-    color: str
+    kind: Literal["line", "area", "marks", "dots"]
+    color: str | list[str]
     y: list[float | None]
     x: list[float] | None = None
     text: list[str] | None = None
@@ -173,8 +178,8 @@ def _points(num_tokens: int, num_rows: int, points: int) -> int:
 def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
     title = "Which drafter was selected"
     note = (
-        "Share of rounds per drafter: what selection came to. The other view is the probability "
-        "that the log carries for the drafter that was played, at the moment it was."
+        f"Share of rounds per drafter, {MOVING}. The other view is the probability that the log "
+        "carries for the drafter that was played, at the moment it was."
     )
     drafter = trace.rounds.drafter[part.is_round].astype(np.int64)
     if not drafter.size:
@@ -191,8 +196,9 @@ def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
         minlength=points * shape[1],
     ).reshape(shape)
     there = counts.sum(axis=1) > 0
-    shares = counts[there] / counts[there].sum(axis=1, keepdims=True)
-    means = np.divide(chances, counts, out=np.full(shape, np.nan), where=counts > 0)[there]
+    smooth = _moving_sums(counts)[there]
+    shares = smooth / smooth.sum(axis=1, keepdims=True)
+    means = _moving_means(chances, counts)[there]
     x = _rounded(_centres(part.num_tokens, points)[there])
     return Plot(
         id="selection",
@@ -218,7 +224,11 @@ def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
 
 
 def _drafter_traces(
-    trace: Trace, values: NDArray[np.floating[Any]], kind: str, *, skip_unused: bool = False
+    trace: Trace,
+    values: NDArray[np.floating[Any]],
+    kind: Literal["line", "area"],
+    *,
+    skip_unused: bool = False,
 ) -> list[PlotTrace]:
     """Return a trace per column; the column after the drafters, if any, is "no drafter"."""
     names = [*trace.drafter_ids, "no drafter"][: values.shape[1]]
@@ -237,8 +247,8 @@ def _drafter_traces(
 def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) -> Plot:
     title = "Tokens per verification each drafter would give"
     note = (
-        "Mean expected acceptance length over all scored windows, bonus token included, whoever "
-        "was played. Triangles mark new weights. The thick line is what was played."
+        "Expected acceptance length over all scored windows, whoever was played, bonus token "
+        f"included, {MOVING}. The thick line is what was played. Triangles mark new weights."
     )
     rows = trace.windows.exact_length[part.is_window]
     if not rows.size:
@@ -267,7 +277,7 @@ def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) ->
             Variant(
                 label=label,
                 x_title=TOKENS_AXIS,
-                y_title="acceptance length (tokens per verification)",
+                y_title="tokens per verification",
                 x=x,
                 traces=traces,
             )
@@ -278,14 +288,31 @@ def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) ->
 def _binned_means(
     bins: NDArray[np.int64], values: NDArray[np.float32], points: int
 ) -> NDArray[np.float64]:
-    """Return the mean of what is not NaN per bin and column, (points, N); NaN in empty bins."""
-    means = np.full((points, values.shape[1]), np.nan)
-    for column, out in zip(values.T, means.T, strict=True):
+    """Return moving means of what is not NaN per bin and column, (points, N); NaN if empty."""
+    counts = np.zeros((points, values.shape[1]))
+    sums = np.zeros_like(counts)
+    for index, column in enumerate(values.T):
         there = ~np.isnan(column)
-        counts = np.bincount(bins[there], minlength=points)
-        sums = np.bincount(bins[there], weights=column[there], minlength=points)
-        np.divide(sums, counts, out=out, where=counts > 0)
+        counts[:, index] = np.bincount(bins[there], minlength=points)
+        sums[:, index] = np.bincount(bins[there], weights=column[there], minlength=points)
+    return _moving_means(sums, counts)
+
+
+def _moving_means(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Return sums / counts over ``MOVING_SHARE`` of the bins around each; NaN where it is empty."""
+    means = np.full(sums.shape, np.nan)
+    np.divide(_moving_sums(sums), _moving_sums(counts), out=means, where=counts > 0)
     return means
+
+
+def _moving_sums(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Sum over the bins around each, (points, N); fewer at the ends."""
+    points = values.shape[0]
+    half = int(points * MOVING_SHARE / 2)
+    summed = np.zeros((points + 1, values.shape[1]))
+    np.cumsum(values, axis=0, out=summed[1:])
+    at = np.arange(points)
+    return summed[np.minimum(at + half + 1, points)] - summed[np.maximum(at - half, 0)]
 
 
 def _version_marks(
@@ -293,7 +320,7 @@ def _version_marks(
 ) -> list[PlotTrace]:
     """Return triangles on the drafters' own lines where their weights changed."""
     seen: set[tuple[str, str]] = set()
-    marks: list[tuple[float, float, str]] = []
+    marks: list[tuple[float, float, str, str]] = []
     for change in trace.version_changes:
         key = (change.stream, change.drafter_id)
         is_first = key not in seen
@@ -302,19 +329,20 @@ def _version_marks(
             continue
         token = change.token + int(part.request_shift[_request_at(trace, change.token)])
         row = int(_bins(np.array([token]), part.num_tokens, means.shape[0])[0])
-        height = means[row, trace.drafter_ids.index(change.drafter_id)]
+        drafter = trace.drafter_ids.index(change.drafter_id)
+        height = means[row, drafter]
         text = f"{change.drafter_id} version {change.weights_version} in {change.stream}"
         if np.isfinite(height):
-            marks.append((float(token), float(height), text))
+            marks.append((float(token), float(height), text, f"drafter-{drafter}"))
     if not marks:
         return []
     step = -(-len(marks) // MAX_VERSION_MARKS)
-    tokens, heights, texts = zip(*marks[::step], strict=True)
+    tokens, heights, texts, colors = zip(*marks[::step], strict=True)
     return [
         PlotTrace(
             name="new weights",
             kind="marks",
-            color="played",
+            color=list(colors),
             x=list(tokens),
             y=_rounded_or_none(np.array(heights)),
             text=list(texts),

@@ -23,7 +23,7 @@ from schemas.arrow import LoggedEvent, events_from_table
 from schemas.errors import ContractError
 
 FILE_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet")
-ROWS_PER_BATCH = 256
+ROWS_PER_BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -344,10 +344,11 @@ def _notes(log: LogSummary, trace: Trace, rounds: ComparableRounds) -> list[str]
     notes = []
     num_cut = int((~trace.request_is_complete).sum())
     if log.num_unreadable_files:
-        notes.append(f"Partial: {log.num_unreadable_files} files could not be read (see problems).")
+        files = "file" if log.num_unreadable_files == 1 else "files"
+        notes.append(f"Partial: {log.num_unreadable_files} unreadable {files} (listed under Log).")
     if num_cut:
         notes.append(
-            f"Partial: {num_cut} of {trace.request_is_complete.size} requests lack a segment "
+            f"Partial: {num_cut} of {trace.request_is_complete.size} requests are incomplete "
             "(still running, dropped, or the log was cut)."
         )
     if trace.rounds.request.size == 0:

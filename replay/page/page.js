@@ -27,7 +27,9 @@
   }
 
   function trace(spec, variant, id) {
-    const { color, dash } = look(spec.color);
+    const isList = Array.isArray(spec.color);
+    const { color, dash } = isList
+      ? { color: spec.color.map((role) => look(role).color) } : look(spec.color);
     const common = { name: spec.name, x: spec.x || variant.x, y: spec.y, type: "scatter" };
     const hover = `%{y:.4~g}<extra>${spec.name}</extra>`;
     if (spec.kind === "area") {
