@@ -171,8 +171,9 @@ class FeatureRecorder:
                 FOLDER, found=f"{size_bytes} bytes", expected=f"at most {self._max_bytes} bytes"
             )
         while stored and self._stored_bytes + size_bytes > self._max_bytes:
-            oldest = stored.popleft()
+            oldest = stored[0]
             self._storage.delete_file(oldest.reference)
+            stored.popleft()
             self._stored_bytes -= oldest.size_bytes
             self.num_removed += 1
 

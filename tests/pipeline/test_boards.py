@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inference.emission import Emitter
+from learner.ports import EventSource, PolicyBoard, ReleaseBoard
+from pipeline.boards import (
+    LogEventSender,
+    LogEventSource,
+    LogPolicyBoard,
+    LogReleaseBoard,
+    PolicyFollower,
+    ReleaseFollower,
+)
+from pipeline.eventlog.embedded import EmbeddedEventLog
+from pipeline.eventlog.opening import declared_topics
+from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
+from schemas import codec
+from schemas.codec import decode_verification_event, encode
+from schemas.events import ReleaseState, VerificationEvent
+from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
+from tests.schemas.builders import make_event, make_policy, make_release
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    opened = open_log(tmp_path, num_partitions=1)
+    yield opened
+    opened.close()
+
+
+def open_log(folder: Path, *, num_partitions: int) -> EmbeddedEventLog:
+    log = EmbeddedEventLog(folder / "log.sqlite")
+    for spec in declared_topics(num_partitions):
+        log.create_topic(spec)
+    return log
+
+
+def event(sequence: int, *, stream: str = "stream-a") -> VerificationEvent:
+    return make_event(num_windows=1, sequence=sequence, stream=stream)
+
+
+def message(sequence: int, *, stream: str = "stream-a") -> Message:
+    return Message(key=stream.encode(), value=encode(event(sequence, stream=stream)))
+
+
+def broken(value: bytes | None) -> Message:
+    return Message(key=b"stream-a", value=value, headers={"ce_id": b"x"})
+
+
+def read_everything(log: EventLog, topic: str) -> list[StoredMessage]:
+    return [
+        stored
+        for partition in range(log.num_partitions(topic))
+        for stored in log.read(topic, partition, 0)
+    ]
+
+
+def encoded(messages: Iterable[codec.Message]) -> list[bytes]:
+    """Make messages comparable, arrays and all."""
+    return [encode(message) for message in messages]
+
+
+class FailingAppends:
+    """The log, whose appends to one topic fail a number of times."""
+
+    def __init__(self, log: EventLog, topic: str, failures: int) -> None:
+        self._log = log
+        self._topic = topic
+        self.failures = failures
+
+    def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
+        if topic == self._topic and self.failures > 0:
+            self.failures -= 1
+            raise EventLogError("down")
+        return self._log.append(topic, messages)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._log, name)
+
+
+# Events.
+
+
+def test_events_are_read_in_order_with_their_place(log: EventLog) -> None:
+    log.append(VERIFICATION_EVENTS, [message(i) for i in range(5)])
+    source: EventSource = LogEventSource(log, [0])
+    received = source.poll(0.0)
+    assert [(r.partition, r.offset) for r in received] == [(0, i) for i in range(5)]
+    assert encoded(r.event for r in received) == encoded(event(i) for i in range(5))
+    assert source.poll(0.0) == []
+    log.append(VERIFICATION_EVENTS, [message(5)])
+    assert [r.offset for r in source.poll(0.0)] == [5]
+
+
+def test_seeking_reads_again_from_there(log: EventLog) -> None:
+    log.append(VERIFICATION_EVENTS, [message(i) for i in range(5)])
+    source = LogEventSource(log, [0])
+    source.poll(0.0)
+    source.seek(0, 3)
+    assert [r.offset for r in source.poll(0.0)] == [3, 4]
+    source.seek(0, 5)
+    assert source.poll(0.0) == []
+
+
+def test_polling_waits_no_longer_than_asked_and_no_longer_than_needed(log: EventLog) -> None:
+    source = LogEventSource(log, [0])
+    before = time.monotonic()
+    assert source.poll(0.05) == []
+    assert 0.04 < time.monotonic() - before < 5.0
+    timer = threading.Timer(0.1, log.append, (VERIFICATION_EVENTS, [message(0)]))
+    timer.start()
+    assert [r.offset for r in source.poll(30.0)] == [0]
+    timer.join()
+
+
+def test_a_learner_reads_its_own_partitions_only_and_each_in_order(tmp_path: Path) -> None:
+    log = open_log(tmp_path, num_partitions=4)
+    log.append(VERIFICATION_EVENTS, [message(i, stream=f"stream-{i % 9}") for i in range(90)])
+    sources = [LogEventSource(log, [0, 2], max_messages=7), LogEventSource(log, [1, 3])]
+    assert sources[0].partitions == (0, 2)
+    seen: list[tuple[int, int, int]] = []
+    for source in sources:
+        while received := source.poll(0.0):
+            assert {r.partition for r in received} <= set(source.partitions)
+            seen += [(r.partition, r.offset, r.event.sequence) for r in received]
+    assert sorted(sequence for _, _, sequence in seen) == list(range(90))
+    for partition in range(4):
+        offsets = [offset for p, offset, _ in seen if p == partition]
+        assert offsets == list(range(len(offsets)))
+    log.close()
+
+
+def test_waiting_on_several_partitions_notices_a_message_in_any(tmp_path: Path) -> None:
+    log = open_log(tmp_path, num_partitions=3)
+    source = LogEventSource(log, [0, 1, 2])
+    for index in range(4):
+        args = (VERIFICATION_EVENTS, [message(index, stream=f"stream-{index}")])
+        timer = threading.Timer(0.05, log.append, args)
+        timer.start()
+        assert [r.event.sequence for r in source.poll(30.0)] == [index]
+        timer.join()
+    log.close()
+
+
+BROKEN = [b"\xff", b"", None, encode(event(1))[:-3], encode(make_policy()), b"\0\0\0\0\x63abc"]
+
+
+@pytest.mark.parametrize("value", BROKEN)
+def test_what_cannot_be_decoded_becomes_a_dead_letter_and_reading_goes_on(
+    log: EventLog, value: bytes | None
+) -> None:
+    log.append(VERIFICATION_EVENTS, [message(0), broken(value), message(2)])
+    source = LogEventSource(log, [0])
+    assert [r.event.sequence for r in source.poll(0.0)] == [0, 2]
+    assert source.poll(0.0) == []
+    assert source.num_dead_letters == 1
+    (letter,) = read_everything(log, DEAD_LETTERS)
+    assert (letter.message.key, letter.message.value) == (b"stream-a", value)
+    headers = dict(letter.message.headers)
+    reason = headers.pop("reason").decode()
+    assert "found" in reason
+    assert "expected" in reason
+    assert headers == {
+        "ce_id": b"x",
+        "topic": VERIFICATION_EVENTS.encode(),
+        "partition": b"0",
+        "offset": b"1",
+    }
+
+
+def test_broken_messages_alone_do_not_hold_up_the_reader(log: EventLog) -> None:
+    log.append(VERIFICATION_EVENTS, [broken(b"\xff")] * 7)
+    source = LogEventSource(log, [0], max_messages=5)
+    assert source.poll(0.0) == []
+    log.append(VERIFICATION_EVENTS, [message(7)])
+    assert [r.offset for r in source.poll(0.0)] == [7]
+    assert source.num_dead_letters == 7
+
+
+def test_while_dead_letters_cannot_be_stored_nothing_is_passed_over(log: EventLog) -> None:
+    log.append(VERIFICATION_EVENTS, [message(0), broken(b"\xff"), message(2)])
+    failing = FailingAppends(log, DEAD_LETTERS, failures=1)
+    source = LogEventSource(failing, [0])  # type: ignore[arg-type]
+    with pytest.raises(EventLogError):
+        source.poll(0.0)
+    assert [r.offset for r in source.poll(0.0)] == [0, 2]
+    assert source.num_dead_letters == 1
+    assert len(read_everything(log, DEAD_LETTERS)) == 1
+
+
+def test_invalid_seeks_are_refused_with_both_offsets(log: EventLog) -> None:
+    log.append(VERIFICATION_EVENTS, [message(0)])
+    source = LogEventSource(log, [0])
+    with pytest.raises(EventLogError, match="below 5, the log ends at 1"):
+        source.seek(0, 5)
+    with pytest.raises(KeyError):
+        source.seek(1, 0)
+
+
+def test_offsets_deleted_before_they_were_read_are_reported(
+    log: EventLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append(VERIFICATION_EVENTS, [message(i) for i in range(5)])
+    source = LogEventSource(log, [0])
+    monkeypatch.setattr(log, "begin_offset", lambda topic, partition: 3)
+    source.seek(0, 1)
+    assert "offsets 1..2 were deleted before they were read" in caplog.text
+    assert [r.offset for r in source.poll(0.0)] == [3, 4]
+
+
+# Policies and releases.
+
+
+def test_the_newest_policy_of_every_stream_is_read(log: EventLog) -> None:
+    board: PolicyBoard = LogPolicyBoard(log, source="learner-0")
+    assert board.read_all() == []
+    board.publish([make_policy(version=1), make_policy(stream="stream-b", version=1)])
+    board.publish([make_policy(version=2)])
+    newest = sorted(board.read_all(), key=lambda policy: policy.stream)
+    assert encoded(newest) == encoded(
+        [make_policy(version=2), make_policy(stream="stream-b", version=1)]
+    )
+
+
+def test_the_newest_release_of_every_drafter_is_read(log: EventLog) -> None:
+    board: ReleaseBoard = LogReleaseBoard(log, source="learner-0")
+    board.publish(make_release(version=1))
+    board.publish(make_release(version=1, state=ReleaseState.LIVE))
+    board.publish(make_release(drafter_id="drafter-1"))
+    assert {r.drafter_id: r.state for r in board.read_all()} == {
+        "drafter-0": ReleaseState.LIVE,
+        "drafter-1": ReleaseState.CANDIDATE,
+    }
+
+
+def test_messages_carry_key_and_cloud_event_headers(log: EventLog) -> None:
+    LogPolicyBoard(log, source="learner-0").publish([make_policy()])
+    LogReleaseBoard(log, source="learner-0").publish(make_release())
+    LogEventSender(lambda: log, source="worker-0")([event(0)])
+    for topic, key in (
+        (POLICIES, b"stream-a"),
+        (DRAFTER_RELEASES, b"drafter-0"),
+        (VERIFICATION_EVENTS, b"stream-a"),
+    ):
+        (stored,) = read_everything(log, topic)
+        assert stored.message.key == key
+        assert stored.message.headers["ce_source"] in (b"learner-0", b"worker-0")
+        assert stored.message.headers["ce_specversion"] == b"1.0"
+
+
+def test_followers_return_only_what_is_new(log: EventLog) -> None:
+    policies, releases = PolicyFollower(log), ReleaseFollower(log)
+    board, release_board = LogPolicyBoard(log, source="l"), LogReleaseBoard(log, source="l")
+    assert (policies.poll(), releases.poll()) == ([], [])
+    board.publish([make_policy(version=1), make_policy(version=2)])
+    release_board.publish(make_release(version=3))
+    assert encoded(policies.poll()) == encoded([make_policy(version=2)])
+    assert encoded(releases.poll()) == encoded([make_release(version=3)])
+    assert (policies.poll(), releases.poll()) == ([], [])
+    board.publish([make_policy(stream="stream-b", version=1)])
+    assert encoded(policies.poll()) == encoded([make_policy(stream="stream-b", version=1)])
+
+
+def test_more_policies_than_one_read_returns_are_all_read(log: EventLog) -> None:
+    policies = [make_policy(stream=f"stream-{i}") for i in range(1203)]
+    LogPolicyBoard(log, source="learner-0").publish(policies)
+    assert len(LogPolicyBoard(log, source="learner-0").read_all()) == 1203
+
+
+def test_broken_policies_and_releases_are_counted_and_the_last_good_one_stays(
+    log: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    LogPolicyBoard(log, source="l").publish([make_policy(version=1)])
+    LogReleaseBoard(log, source="l").publish(make_release(version=1))
+    policies, releases = PolicyFollower(log), ReleaseFollower(log)
+    assert encoded(policies.poll()) == encoded([make_policy(version=1)])
+    releases.poll()
+    log.append(POLICIES, [Message(key=b"stream-a", value=b"\xff")])
+    log.append(DRAFTER_RELEASES, [Message(key=b"drafter-0", value=encode(make_policy()))])
+    assert (policies.poll(), releases.poll()) == ([], [])
+    assert (policies.num_undecodable, releases.num_undecodable) == (1, 1)
+    assert f"{POLICIES}/0 offset 1, passed over: " in caplog.text
+    LogPolicyBoard(log, source="l").publish([make_policy(version=2)])
+    assert encoded(policies.poll()) == encoded([make_policy(version=2)])
+
+
+def test_a_broken_policy_between_good_ones_does_not_hide_them(log: EventLog) -> None:
+    LogPolicyBoard(log, source="l").publish([make_policy(version=1)])
+    follower = PolicyFollower(log)
+    log.append(POLICIES, [Message(key=b"stream-b", value=b"")])
+    LogPolicyBoard(log, source="l").publish([make_policy(stream="stream-c")])
+    assert [policy.stream for policy in follower.poll()] == ["stream-a", "stream-c"]
+    assert follower.num_undecodable == 1
+
+
+def test_a_deleted_stream_is_not_returned(log: EventLog) -> None:
+    board = LogPolicyBoard(log, source="l")
+    board.publish([make_policy(version=1), make_policy(stream="stream-b")])
+    log.append(POLICIES, [Message(key=b"stream-a", value=None)])
+    assert [policy.stream for policy in board.read_all()] == ["stream-b"]
+
+
+# The worker's sender.
+
+
+def test_the_sender_appends_in_order_keyed_by_stream(tmp_path: Path) -> None:
+    log = open_log(tmp_path, num_partitions=4)
+    send = LogEventSender(lambda: log, source="worker-0")
+    events = [event(i, stream=f"stream-{i % 3}") for i in range(30)]
+    send(events)
+    found = [decode_verification_event(s.message.value) for s in _events(log)]
+    for stream in ("stream-0", "stream-1", "stream-2"):
+        own = [e.sequence for e in found if e.stream == stream]
+        assert own == [e.sequence for e in events if e.stream == stream]
+    log.close()
+
+
+def _events(log: EventLog) -> list[StoredMessage]:
+    return read_everything(log, VERIFICATION_EVENTS)
+
+
+def test_the_log_is_opened_by_the_thread_that_sends(log: EventLog) -> None:
+    openers: list[str] = []
+
+    def open_it() -> EventLog:
+        openers.append(threading.current_thread().name)
+        return log
+
+    emitter = Emitter(LogEventSender(open_it, source="worker-0"), capacity=10)
+    assert openers == []
+    emitter.emit(event(0))
+    emitter.emit(event(1))
+    assert emitter.close(10.0) == 0
+    assert openers == ["emitter"]
+    assert len(_events(log)) == 2
+
+
+def test_a_log_that_is_down_when_first_needed_is_tried_again(log: EventLog) -> None:
+    attempts: list[int] = []
+
+    def open_it() -> EventLog:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise EventLogError("down")
+        return log
+
+    emitter = Emitter(LogEventSender(open_it, source="worker-0"), capacity=10)
+    emitter.emit(event(0))
+    deadline = time.monotonic() + 10
+    while emitter.num_sent == 0 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert (emitter.num_sent, emitter.num_send_errors) == (1, 2)
+    assert emitter.close(1.0) == 0
+
+
+def test_an_event_too_large_loses_its_content_and_then_itself_but_never_the_others(
+    log: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = make_event(num_windows=2, sequence=0)
+    with_content = make_event(num_windows=2, sequence=1, with_content=True, num_top_tokens=64)
+    huge = make_event(num_windows=200, sequence=2)
+    limit = len(encode(plain)) + 200
+    assert len(encode(with_content)) > limit
+    send = LogEventSender(lambda: log, source="worker-0", max_value_bytes=limit)
+    send([with_content, huge, plain])
+    found = [decode_verification_event(s.message.value) for s in _events(log)]
+    assert encoded(found) == encoded([replace(with_content, content=None), plain])
+    assert (send.num_without_content, send.num_unsendable) == (1, 1)
+    assert f"event {huge.event_id} left out" in caplog.text
+
+
+def test_an_event_that_cannot_be_encoded_is_left_out_and_counted(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pipeline.boards
+
+    def refuse(message: VerificationEvent) -> bytes:
+        if message.sequence == 1:
+            raise OverflowError("int too large")
+        return encode(message)
+
+    monkeypatch.setattr(pipeline.boards, "encode", refuse)
+    send = LogEventSender(lambda: log, source="worker-0")
+    send([event(0), event(1), event(2)])
+    assert [decode_verification_event(s.message.value).sequence for s in _events(log)] == [0, 2]
+    assert send.num_unsendable == 1
+
+
+def test_what_a_worker_sends_the_learner_receives(log: EventLog) -> None:
+    emitter = Emitter(LogEventSender(lambda: log, source="worker-0"), capacity=100)
+    events = [make_event(sequence=i, with_content=True) for i in range(20)]
+    for each in events:
+        emitter.emit(each)
+    assert emitter.close(10.0) == 0
+    received = LogEventSource(log, [0]).poll(0.0)
+    assert encoded(r.event for r in received) == encoded(events)
