@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import TopicPartition
 from kafka.admin import ConfigResource
 from kafka.errors import (
     InvalidTopicError,
@@ -29,6 +29,7 @@ from kafka.errors import (
 )
 from kafka.structs import OffsetAndMetadata
 
+from pipeline.eventlog.kafka_clients import MAX_MESSAGE_BYTES, KafkaClients
 from pipeline.eventlog.ports import (
     EventLogError,
     Message,
@@ -38,11 +39,6 @@ from pipeline.eventlog.ports import (
 )
 from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
 
-MAX_MESSAGE_BYTES = 8 * 2**20
-"""Largest message that our topics and our producer accept."""
-
-_BATCH_BYTES = 256 * 2**10
-_LINGER_SECONDS = 0.005
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -79,7 +75,9 @@ class KafkaEventLog:
     ) -> None:
         self._servers = list(bootstrap_servers)
         self._timeout_seconds = timeout_seconds
-        self._compression = compression
+        self._clients = KafkaClients(
+            self._servers, timeout_seconds=timeout_seconds, compression=compression
+        )
         self._replication_factor = replication_factor
         self._name_to_spec: dict[str, TopicSpec] = {}
         self._purpose_to_consumer: dict[tuple[str, ...], _GuardedConsumer] = {}
@@ -269,53 +267,22 @@ class KafkaEventLog:
             guarded = self._purpose_to_consumer.get(purpose)
             if guarded is None:
                 group = purpose[1] if purpose[0] == "group" else None
-                guarded = _GuardedConsumer(self._new_consumer(group))
+                guarded = _GuardedConsumer(self._clients.consumer(group))
                 self._purpose_to_consumer[purpose] = guarded
         with guarded.lock:
             yield guarded.consumer
-
-    def _new_consumer(self, group: str | None) -> Any:
-        return KafkaConsumer(
-            bootstrap_servers=self._servers,
-            bootstrap_timeout_ms=self._timeout_ms,
-            request_timeout_ms=self._timeout_ms,
-            group_id=group,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            allow_auto_create_topics=False,
-            max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
-            metrics_enabled=False,
-        )
 
     def _shared_producer(self) -> Any:
         with self._lock:
             self._check_usable()
             if self._producer is None:
-                self._producer = KafkaProducer(
-                    bootstrap_servers=self._servers,
-                    bootstrap_timeout_ms=self._timeout_ms,
-                    request_timeout_ms=self._timeout_ms,
-                    max_block_ms=self._timeout_ms,
-                    delivery_timeout_ms=2 * self._timeout_ms,
-                    enable_idempotence=True,
-                    acks="all",
-                    compression_type=self._compression,
-                    batch_size=_BATCH_BYTES,
-                    linger_ms=round(1000 * _LINGER_SECONDS),
-                    max_request_size=MAX_MESSAGE_BYTES,
-                    allow_auto_create_topics=False,
-                    metrics_enabled=False,
-                )
+                self._producer = self._clients.producer()
             return self._producer
 
     def _admin_client(self) -> Any:
         self._check_usable()
         if self._admin is None:
-            self._admin = KafkaAdminClient(
-                bootstrap_servers=self._servers,
-                bootstrap_timeout_ms=self._timeout_ms,
-                request_timeout_ms=self._timeout_ms,
-            )
+            self._admin = self._clients.admin()
         return self._admin
 
     def _check_usable(self) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.eventlog.ports import EventLogError
@@ -74,8 +74,7 @@ class SqliteFile:
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        with self.connection() as connection:
-            self._check_or_create(connection)
+        self._create_layout()
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
@@ -147,6 +146,7 @@ class SqliteFile:
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
         try:
+            self._refuse_foreign(connection)
             self._use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
@@ -168,44 +168,35 @@ class SqliteFile:
                     raise
                 time.sleep(_RETRY_SECONDS)
 
-    def _check_or_create(self, connection: sqlite3.Connection) -> None:
-        if _number(connection, "user_version") != LAYOUT_VERSION:
-            with suppress(_OtherWasFirstError), self._layout_transaction(connection):
-                for statement in LAYOUT.split(";\n"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {LAYOUT_VERSION}")
-        if _number(connection, "application_id") != APPLICATION_ID:
-            raise self._foreign()
-
-    @contextmanager
-    def _layout_transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            version = _number(connection, "user_version")
-            if version == LAYOUT_VERSION:
-                raise _OtherWasFirstError
-            if version > LAYOUT_VERSION and _number(connection, "application_id") == APPLICATION_ID:
+    def _refuse_foreign(self, connection: sqlite3.Connection) -> None:
+        """Refuse what is not ours to write to, before anything is written."""
+        # In one transaction, since another process may be creating the layout just now.
+        connection.execute("BEGIN")
+        application_id = _number(connection, "application_id")
+        version = _number(connection, "user_version")
+        (num_tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        connection.execute("COMMIT")
+        if application_id != APPLICATION_ID:
+            if num_tables:
                 raise EventLogError(
-                    f"{self._path}: has layout version {version}, this Draftloop reads "
-                    f"{LAYOUT_VERSION}; upgrade Draftloop or use another folder"
+                    f"{self._path}: is another program's database; "
+                    "move it away or use another folder"
                 )
-            if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                raise self._foreign()
-            yield
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+        elif version > LAYOUT_VERSION:
+            raise EventLogError(
+                f"{self._path}: has layout version {version}, this Draftloop reads "
+                f"{LAYOUT_VERSION}; upgrade Draftloop or use another folder"
+            )
 
-    def _foreign(self) -> EventLogError:
-        return EventLogError(
-            f"{self._path}: is another program's database; move it away or use another folder"
-        )
-
-
-class _OtherWasFirstError(Exception):
-    """Another process has just created the layout."""
+    def _create_layout(self) -> None:
+        with self.transaction() as connection:
+            # Another process may have been first.
+            if _number(connection, "user_version") == LAYOUT_VERSION:
+                return
+            for statement in LAYOUT.split(";\n"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {LAYOUT_VERSION}")
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:

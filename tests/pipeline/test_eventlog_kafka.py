@@ -1,0 +1,210 @@
+"""What only the Kafka event log promises: Kafka's own partitions, gaps, brokers that go away."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient, TopicPartition
+
+from pipeline.eventlog.kafka import KafkaEventLog
+from pipeline.eventlog.kafka_clients import MAX_MESSAGE_BYTES
+from pipeline.eventlog.ports import EventLogError, Message, TopicSpec
+from tests.integration.broker import BOOTSTRAP_VARIABLE, broker, free_port
+
+COMPACTION_SECONDS = 20.0
+
+
+@pytest.fixture
+def log(bootstrap_servers: str) -> Iterator[KafkaEventLog]:
+    log = KafkaEventLog(bootstrap_servers.split(","))
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def forgotten_sockets(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Have the sockets of refused connections, which kafka-python does not close, freed here.
+
+    Its log records would keep them alive beyond the test.
+    """
+    caplog.set_level(logging.CRITICAL + 1, logger="kafka")
+    yield
+    gc.collect()
+
+
+ignore_forgotten_sockets = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+def new_topic(log: KafkaEventLog, num_partitions: int) -> str:
+    name = f"kafka-{uuid.uuid4().hex}"
+    log.create_topic(TopicSpec(name=name, num_partitions=num_partitions))
+    return name
+
+
+@pytest.mark.external_service
+def test_a_key_goes_where_every_kafka_client_sends_it(log: KafkaEventLog) -> None:
+    # murmur2 of these keys as Kafka's own test of its hash lists it, sign bit cleared.
+    key_to_hash = {
+        b"21": -973932308 & 0x7FFFFFFF,
+        b"foobar": -790332482 & 0x7FFFFFFF,
+        b"a-little-bit-long-string": -985981536 & 0x7FFFFFFF,
+        b"a-little-bit-longer-string": -1486304829 & 0x7FFFFFFF,
+    }
+    topic = new_topic(log, 7)
+    places = log.append(topic, [Message(key=key, value=b"v") for key in key_to_hash])
+    assert [partition for partition, _ in places] == [h % 7 for h in key_to_hash.values()]
+
+
+@pytest.mark.external_service
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_batches_in_either_codec_are_read_back(bootstrap_servers: str, compression: str) -> None:
+    log = KafkaEventLog(bootstrap_servers.split(","), compression=compression)
+    topic = new_topic(log, 1)
+    messages = [Message(key=b"k", value=b"%d" % n * 100) for n in range(50)]
+    log.append(topic, messages)
+    assert [stored.message for stored in log.read(topic, 0, 0)] == messages
+    log.close()
+
+
+@pytest.mark.external_service
+def test_reading_goes_on_over_the_gaps_of_compaction(
+    log: KafkaEventLog, bootstrap_servers: str
+) -> None:
+    topic = f"kafka-{uuid.uuid4().hex}"
+    eager = {
+        **{"cleanup.policy": "compact", "segment.ms": "100"},
+        **{"min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"},
+    }
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    declared = {"num_partitions": 1, "replication_factor": -1, "configs": eager}
+    admin.create_topics({topic: declared}, wait_for_metadata=True)
+    admin.close()
+    for number in range(60):
+        log.append(topic, [Message(key=b"k%d" % (number % 3), value=b"%d" % number)])
+    deadline = time.monotonic() + COMPACTION_SECONDS
+    while len(offsets := _offsets(log, topic)) > 50 and time.monotonic() < deadline:
+        # Only a segment that is no longer written to is compacted.
+        time.sleep(0.2)
+        log.append(topic, [Message(key=b"later", value=b"v")])
+    if len(offsets) > 50 and BOOTSTRAP_VARIABLE in os.environ:
+        pytest.skip(f"the broker did not compact within {COMPACTION_SECONDS} s")
+    assert len(offsets) <= 50
+    assert offsets[-1] == log.end_offset(topic, 0) - 1
+    assert log.begin_offset(topic, 0) <= offsets[0]
+    assert list(log.read(topic, 0, log.end_offset(topic, 0))) == []
+
+
+def _offsets(log: KafkaEventLog, topic: str) -> list[int]:
+    offsets: list[int] = []
+    offset = 0
+    while page := log.read(topic, 0, offset, max_messages=10):
+        offsets += [stored.offset for stored in page]
+        offset = offsets[-1] + 1
+    assert offsets == sorted(set(offsets))
+    return offsets
+
+
+@pytest.mark.external_service
+def test_offsets_below_the_first_kept_read_from_the_first_kept(
+    log: KafkaEventLog, bootstrap_servers: str
+) -> None:
+    topic = new_topic(log, 1)
+    log.append(topic, [Message(key=b"k", value=b"%d" % n) for n in range(10)])
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    _delete_records(admin, topic, 4)
+    admin.close()
+    assert log.begin_offset(topic, 0) == 4
+    assert [stored.offset for stored in log.read(topic, 0, 0, max_messages=2)] == [4, 5]
+
+
+def _delete_records(admin: KafkaAdminClient, topic: str, before: int) -> None:
+    admin.delete_records({TopicPartition(topic, 0): before})
+
+
+@pytest.mark.external_service
+def test_invalid_message_over_the_limit_is_refused_with_the_limit(log: KafkaEventLog) -> None:
+    topic = new_topic(log, 1)
+    with pytest.raises(EventLogError, match=f"keep messages under {MAX_MESSAGE_BYTES} bytes"):
+        log.append(topic, [Message(key=b"k", value=bytes(MAX_MESSAGE_BYTES + 1))])
+    assert log.end_offset(topic, 0) == 0
+
+
+@pytest.mark.external_service
+def test_invalid_topic_name_is_refused_in_one_line(log: KafkaEventLog) -> None:
+    with pytest.raises(EventLogError, match=r"use letters, digits") as refusal:
+        log.create_topic(TopicSpec(name="bad/name", num_partitions=1))
+    assert "\n" not in str(refusal.value)
+
+
+@ignore_forgotten_sockets
+@pytest.mark.usefixtures("forgotten_sockets")
+def test_invalid_address_is_refused_with_the_address_and_the_cure() -> None:
+    port = free_port()
+    log = KafkaEventLog([f"127.0.0.1:{port}"], timeout_seconds=0.5)
+    num_threads = threading.active_count()
+    start = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(EventLogError, match=rf"Kafka at 127\.0\.0\.1:{port}: .*start the brok"):
+            log.num_partitions("topic")
+    assert time.monotonic() - start < 10
+    assert threading.active_count() == num_threads
+    log.close()
+
+
+@pytest.mark.external_service
+@ignore_forgotten_sockets
+@pytest.mark.usefixtures("forgotten_sockets")
+def test_a_broker_that_goes_away_is_reported_by_reading_and_by_appending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BOOTSTRAP_VARIABLE, raising=False)
+    with broker(tmp_path) as servers:
+        log = KafkaEventLog([servers], timeout_seconds=1.0)
+        topic = new_topic(log, 1)
+        log.append(topic, [Message(key=b"k", value=b"v")])
+        assert len(log.read(topic, 0, 0)) == 1
+    for call in (
+        lambda: log.read(topic, 0, 1, timeout_seconds=0.1),
+        lambda: log.append(topic, [Message(key=b"k", value=b"v")]),
+        lambda: log.end_offset(topic, 0),
+    ):
+        start = time.monotonic()
+        with pytest.raises(EventLogError, match=rf"Kafka at {servers}"):
+            call()
+        assert time.monotonic() - start < 10
+    log.close()
+
+
+def test_building_and_closing_contacts_nobody() -> None:
+    log = KafkaEventLog([f"127.0.0.1:{free_port()}"])
+    log.close()
+    log.close()
+    with pytest.raises(EventLogError, match="closed"):
+        log.num_partitions("topic")
+
+
+@pytest.mark.external_service
+def test_invalid_use_after_a_fork_is_refused(
+    log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(log, 1)
+    here = os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: here + 1)
+        with pytest.raises(EventLogError, match=f"opened in process {here}, used in {here + 1}"):
+            log.append(topic, [Message(key=b"k", value=b"v")])
+
+
+def test_the_embedded_log_does_not_import_the_kafka_client() -> None:
+    code = "import sys, pipeline.eventlog.opening; sys.exit('kafka' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
