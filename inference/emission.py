@@ -66,8 +66,12 @@ class Emitter:
         self._max_batch = max_batch
         self._start_over()
 
+    def _notice_fork(self) -> None:
+        """In a child, forget what the parent queued; its locks and threads are not here."""
+        if self._process_id != os.getpid():
+            self._start_over()
+
     def _start_over(self) -> None:
-        """Forget what another process queued; its locks and threads do not exist here."""
         self.num_emitted = 0
         self.num_sent = 0
         self.num_dropped = 0
@@ -81,8 +85,7 @@ class Emitter:
 
     def emit(self, event: VerificationEvent) -> None:
         """Queue one event; returns at once, whatever the sender is doing."""
-        if self._process_id != os.getpid():
-            self._start_over()
+        self._notice_fork()
         with self._changed:
             self.num_emitted += 1
             if self._deadline is not None:
@@ -106,6 +109,7 @@ class Emitter:
             Number of events left unsent; those of a ``send`` still under way count as unsent,
             though they may yet arrive.
         """
+        self._notice_fork()
         with self._changed:
             self._deadline = time.monotonic() + timeout_seconds
             self._changed.notify_all()

@@ -180,10 +180,13 @@ class FeatureRecorder:
     def _stored_files(self) -> deque[_StoredFile]:
         """List this worker's files once, oldest first: their padded names sort by age."""
         if self._stored is None:
+            folders = [
+                f"{FOLDER}/{date}/{self._worker_id}" for date in self._storage.children(FOLDER)
+            ]
+            for folder in folders:
+                self._storage.delete_leftovers(folder)
             references = [
-                f"{FOLDER}/{date}/{self._worker_id}/{name}"
-                for date in self._storage.children(FOLDER)
-                for name in self._storage.children(f"{FOLDER}/{date}/{self._worker_id}")
+                f"{folder}/{name}" for folder in folders for name in self._storage.children(folder)
             ]
             self._stored = deque(
                 _StoredFile(reference=reference, size_bytes=self._storage.size_bytes(reference))

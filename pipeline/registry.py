@@ -48,9 +48,6 @@ Json: TypeAlias = Any
 TensorSpec: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype that a tensor must have."""
 
-LEFTOVER_SECONDS = 3600.0
-"""No write takes this long, so what is older was left behind by a crash."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -192,8 +189,7 @@ class DrafterRegistry:
         doomed = [version for version in candidates if version not in protected]
         for version in doomed:
             self._storage.delete_folder(_version_folder(drafter_id, version), visible_by=MANIFEST)
-        folder = _drafter_folder(drafter_id)
-        self._storage.delete_leftovers(folder, older_than_seconds=LEFTOVER_SECONDS)
+        self._storage.delete_leftovers(_drafter_folder(drafter_id))
         return doomed
 
     def _manifest(self, uri: str, manifest_sha256: str | None) -> Mapping[str, Json]:

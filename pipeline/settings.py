@@ -74,6 +74,36 @@ class EventLogSettings(Section):
     """Partitions of the topic of verification events, which bounds the number of learners."""
 
 
+class DrafterSettings(Section):
+    """One drafter of the pool: a `[[drafters]]` table; keys of other kinds are not read."""
+
+    drafter_id: Identifier
+    """Names the drafter in events, policies and artifacts."""
+    kind: Literal["none", "prompt_lookup", "suffix", "causal_lm", "hydra"]
+    """`none` never drafts; `hydra` is a head that learns from traffic."""
+    path: str = ""
+    """Model folder (`causal_lm`)."""
+    longest: int = Field(default=4, ge=1, le=64)
+    """Longest n-gram looked up first (`prompt_lookup`, `suffix`)."""
+    shortest: int = Field(default=2, ge=1, le=64)
+    """Shortest n-gram that may match (`prompt_lookup`, `suffix`)."""
+    inner_size: int = Field(default=1152, ge=1, le=1_000_000)
+    """Width of the mixing layer (`hydra`)."""
+    memory_positions: int = Field(default=1_000_000, ge=1)
+    """Positions of past traffic that training draws from: few follow, many remember (`hydra`)."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the untrained weights (`hydra`)."""
+
+
+DEFAULT_POOL = (
+    DrafterSettings(drafter_id="none", kind="none"),
+    DrafterSettings(drafter_id="prompt-lookup", kind="prompt_lookup", longest=3),
+    DrafterSettings(drafter_id="suffix", kind="suffix", longest=6),
+    DrafterSettings(drafter_id="head-recent", kind="hydra", memory_positions=1500, seed=1),
+    DrafterSettings(drafter_id="head-replay", kind="hydra", seed=2),
+)
+
+
 class ModelSettings(Section):
     """The target."""
 
@@ -119,6 +149,10 @@ class LearnerSettings(Section):
     """Events of a stream between two published policies."""
     publish_weights_every_events: int = Field(default=8, ge=1)
     """Events between two released versions of a drafter's weights."""
+    draft_vocabulary_size: int = Field(default=8192, ge=1)
+    """Tokens that a new head can propose, the most frequent of `draft_vocabulary_text`."""
+    draft_vocabulary_text: Folder | None = None
+    """A text file like the traffic to come; unset = the tokenizer's own order of frequency."""
     keep_versions: int = Field(default=5, ge=1)
     """Newest versions of a drafter's weights kept; those in use stay as well."""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -159,6 +193,8 @@ class Settings(Section):
     """Folder of converted models; unset = the user's cache folder."""
     event_log: EventLogSettings = EventLogSettings()
     model: ModelSettings = ModelSettings()
+    drafters: tuple[DrafterSettings, ...] = DEFAULT_POOL
+    """The pool, as `[[drafters]]` tables; their order is the order of every array."""
     worker: WorkerSettings = WorkerSettings()
     learner: LearnerSettings = LearnerSettings()
     archiver: ArchiverSettings = ArchiverSettings()
@@ -229,7 +265,7 @@ def _toml(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, tuple):
-        value = list(value)
+        value = [one.drafter_id if isinstance(one, DrafterSettings) else one for one in value]
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
@@ -272,7 +308,7 @@ def _refuse_unknown_variables() -> None:
 
 def _not_json() -> str:
     """Name the variable of a list or table that is not written as JSON."""
-    plain = {key.variable for key in setting_keys() if key.default != "[]"} | {CONFIG}
+    plain = {key.variable for key in setting_keys() if not key.default.startswith("[")} | {CONFIG}
     for variable, value in os.environ.items():
         if variable.upper().startswith(PREFIX) and variable.upper() not in plain:
             try:

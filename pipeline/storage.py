@@ -25,6 +25,8 @@ from schemas import checks
 from schemas.errors import ContractError
 
 READ_ONLY = 0o444
+LEFTOVER_SECONDS = 3600.0
+"""No write takes this long, so a temporary name older than this was left behind by a crash."""
 
 
 class ArtifactError(Exception):
@@ -48,11 +50,12 @@ class Storage:
 
     Args:
         root: A folder or an fsspec URL (``memory://x``, ``s3://bucket/x``). A local root is
-            created with the first write.
+            created with the first write. A remote store is used by the process that opened it.
     """
 
     def __init__(self, root: str) -> None:
-        filesystem, path = fsspec.core.url_to_fs(root)
+        # Other processes publish and prune: a remembered listing would be a wrong one.
+        filesystem, path = fsspec.core.url_to_fs(root, use_listings_cache=False)
         self.root = str(path).rstrip("/")
         self.is_local = isinstance(filesystem, LocalFileSystem)
         self._filesystem = filesystem
@@ -112,7 +115,6 @@ class Storage:
         """Return the names in a folder, sorted, temporary ones left out; none if it is absent."""
         path = self.resolve(reference)
         with _refusals(path, "a readable folder"):
-            self._filesystem.invalidate_cache(path)
             if not self._filesystem.isdir(path):
                 return []
             names = self._filesystem.ls(path, detail=False)
@@ -214,16 +216,20 @@ class Storage:
                 self._filesystem.rm_file(f"{path}/{visible_by}")
                 self._filesystem.rm(path, recursive=True)
 
-    def delete_leftovers(self, reference: str, *, older_than_seconds: float) -> None:
-        """Delete what crashed writers left in a local folder under temporary names."""
+    def delete_leftovers(self, reference: str) -> None:
+        """Delete the temporary files and folders that crashed writers left in a local folder."""
         path = Path(self.resolve(reference))
         if not self.is_local or not path.is_dir():
             return
-        latest = time.time() - older_than_seconds
+        latest = time.time() - LEFTOVER_SECONDS
         with _refusals(str(path), "a deletable folder"):
             for leftover in path.glob("_*"):
-                if leftover.is_dir() and leftover.stat().st_mtime < latest:
+                if leftover.stat().st_mtime >= latest:
+                    continue
+                if leftover.is_dir():
                     shutil.rmtree(leftover)
+                else:
+                    leftover.unlink()
 
 
 @contextmanager

@@ -85,9 +85,9 @@ def test_emit_takes_no_more_than_milliseconds_while_send_blocks() -> None:
         emitter.emit(event(sequence))
         taken_seconds.append(time.monotonic() - before)
     taken_seconds.sort()
-    assert taken_seconds[int(0.99 * len(taken_seconds))] < 0.005
-    # Far above a scheduling hiccup on a busy machine, far below any wait for the log.
-    assert taken_seconds[-1] < 0.1
+    assert taken_seconds[len(taken_seconds) // 2] < 0.001
+    # Far above a scheduling hiccup on a busy machine, far below the wait for the log.
+    assert taken_seconds[-1] < 0.5
     assert emitter.num_dropped == 1999 - 50
     log.is_open.set()
     emitter.close(10.0)
@@ -261,6 +261,24 @@ def test_an_emitter_built_and_used_before_a_fork_sends_in_both_processes() -> No
     emitter.emit(event(1))
     assert emitter.close(10.0) == 0
     assert log.sequences == [0, 1]
+
+
+def test_a_child_does_not_wait_for_or_send_what_its_parent_has_queued() -> None:
+    log = blocked_log()
+    emitter = Emitter(log.send, capacity=10)
+    for sequence in range(3):
+        emitter.emit(event(sequence))
+    assert log.is_entered.wait(10)
+    child = os.fork()
+    if child == 0:
+        before = time.monotonic()
+        unsent = emitter.close(5.0)
+        os._exit(0 if unsent == 0 and time.monotonic() - before < 1.0 else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    log.is_open.set()
+    assert emitter.close(10.0) == 0
+    assert log.sequences == [0, 1, 2]
 
 
 def test_a_process_that_closes_on_sigterm_loses_nothing() -> None:

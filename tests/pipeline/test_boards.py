@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from inference.emission import Emitter
@@ -19,9 +20,10 @@ from pipeline.boards import (
     ReleaseFollower,
 )
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.opening import declared_topics
+from pipeline.eventlog.opening import declared_topics, open_event_log
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
 from schemas import codec
+from schemas.arrow import LoggedEvent
 from schemas.codec import decode_verification_event, encode
 from schemas.events import ReleaseState, VerificationEvent
 from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
@@ -173,6 +175,25 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter_and_reading_goes_on(
         "partition": b"0",
         "offset": b"1",
     }
+
+
+def test_content_shows_in_a_dead_letter_only_where_it_is_content(
+    log: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    canary = 1_234_567_891
+    with_content = make_event(num_windows=1, with_content=True)
+    assert with_content.content is not None
+    token_ids = np.full_like(with_content.content.token_ids, canary)
+    secret = replace(with_content, content=replace(with_content.content, token_ids=token_ids))
+    data = encode(secret)
+    for cut in range(1, len(data), 7):
+        log.append(VERIFICATION_EVENTS, [broken(data[:cut])])
+    assert LogEventSource(log, [0]).poll(0.0) == []
+    letters = read_everything(log, DEAD_LETTERS)
+    assert len(letters) == len(range(1, len(data), 7))
+    assert str(canary) not in caplog.text
+    for letter in letters:
+        assert str(canary).encode() not in b"".join(letter.message.headers.values())
 
 
 def test_broken_messages_alone_do_not_hold_up_the_reader(log: EventLog) -> None:
@@ -401,3 +422,36 @@ def test_what_a_worker_sends_the_learner_receives(log: EventLog) -> None:
     assert emitter.close(10.0) == 0
     received = LogEventSource(log, [0]).poll(0.0)
     assert encoded(r.event for r in received) == encoded(events)
+
+
+@pytest.mark.external_service
+def test_the_boards_work_over_a_broker_as_over_the_embedded_log(bootstrap_servers: str) -> None:
+    log = open_event_log(f"kafka://{bootstrap_servers}")
+    for spec in declared_topics(1):
+        log.create_topic(spec)
+    source = LogEventSource(log, [0])
+    source.seek(0, log.end_offset(VERIFICATION_EVENTS, 0))
+    policies, releases = PolicyFollower(log), ReleaseFollower(log)
+    policies.poll()
+    releases.poll()
+    emitter = Emitter(LogEventSender(lambda: log, source="worker-0"), capacity=100)
+    for sequence in range(20):
+        emitter.emit(event(sequence))
+    assert emitter.close(30.0) == 0
+    log.append(VERIFICATION_EVENTS, [broken(b"\xff"), message(20)])
+    received: list[LoggedEvent] = []
+    while len(received) < 21:
+        batch = source.poll(10.0)
+        assert batch
+        received += batch
+    assert [r.event.sequence for r in received] == list(range(21))
+    assert source.num_dead_letters == 1
+    policy = make_policy(stream="stream-of-the-broker-test", version=7)
+    release = make_release(drafter_id="drafter-of-the-broker-test")
+    LogPolicyBoard(log, source="learner-0").publish([policy])
+    LogReleaseBoard(log, source="learner-0").publish(release)
+    assert encoded(policies.poll()) == encoded([policy])
+    assert encoded(releases.poll()) == encoded([release])
+    assert encode(policy) in encoded(LogPolicyBoard(log, source="learner-0").read_all())
+    assert encode(release) in encoded(LogReleaseBoard(log, source="learner-0").read_all())
+    log.close()

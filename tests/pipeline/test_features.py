@@ -231,6 +231,17 @@ def test_the_quota_counts_what_an_earlier_run_of_the_worker_left(tmp_path: Path)
         reader.read(reference)
 
 
+def test_what_a_crash_left_half_written_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    stored(recorder(tmp_path, epoch=1), hidden_states())
+    folder = tmp_path / "features" / "2026-03-01" / "worker-0"
+    for name, age_seconds in (("_old", 10**6), ("_fresh", 0)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (time.time() - age_seconds,) * 2)
+    stored(recorder(tmp_path, epoch=2), hidden_states())
+    assert not (folder / "_old").exists()
+    assert (folder / "_fresh").exists()
+
+
 def _file_size(root: Path) -> int:
     reference = stored(recorder(root), hidden_states())
     return (root / reference.uri).stat().st_size

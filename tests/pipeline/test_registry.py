@@ -15,6 +15,7 @@ import fsspec
 import pytest
 import safetensors.torch
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -283,6 +284,86 @@ def test_of_two_publishers_at_once_one_wins_and_the_other_is_told(root: str) -> 
     assert all("drafters/head-a/5" in str(error) for error in refused)
     loaded = registry.read(stored[0].uri, manifest_sha256=stored[0].manifest_sha256)
     assert torch.equal(loaded.tensors["up"], weights(loaded.config["fill"])["up"])
+
+
+def test_a_publisher_that_another_overwrites_at_the_last_moment_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = DrafterRegistry(f"memory://race-{uuid.uuid4().hex}")
+    pipe_file = MemoryFileSystem.pipe_file
+
+    def overwritten(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+        pipe_file(self, path, value, mode=mode)
+        if path.endswith("manifest.json"):
+            pipe_file(self, path, b"{}", mode="overwrite")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", overwritten)
+    with pytest.raises(ArtifactError, match="another writer has just published"):
+        registry.write("head-a", 1, weights(), {})
+
+
+def test_every_file_is_synced_before_the_rename_and_the_folder_after_it(
+    tmp_path: Path, local: DrafterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(descriptor: int) -> None:
+        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real_fsync(descriptor)
+
+    def rename(source: Path, destination: Path) -> None:
+        steps.append("rename")
+        real_rename(source, destination)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    local.write("head-a", 1, weights(), {})
+    before, after = steps[: steps.index("rename")], steps[steps.index("rename") + 1 :]
+    assert {"weights.safetensors", "config.json", "README.md", "manifest.json"} <= set(before)
+    assert before[-1].startswith("_")
+    assert after == ["head-a", "drafters"]
+
+
+_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
+
+
+@st.composite
+def any_tensor(draw: st.DrawFn) -> torch.Tensor:
+    """Draw a tensor of any stored dtype, up to three axes, some of them permuted or strided."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    seed = draw(st.integers(0, 2**31))
+    values = torch.randn(
+        [2 * size for size in shape], generator=torch.Generator().manual_seed(seed)
+    )
+    strided = values[tuple(slice(None, None, 2) for _ in shape)]
+    order = draw(st.permutations(range(len(shape))))
+    return strided.to(draw(st.sampled_from(_DTYPES))).permute(order)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tensors=st.dictionaries(st.text("abc./_é", min_size=1, max_size=8), any_tensor(), max_size=4),
+    config=st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3),
+            max_leaves=4,
+        ),
+        max_size=4,
+    ),
+)
+def test_any_tensors_and_config_come_back_exactly(
+    tensors: dict[str, torch.Tensor], config: dict[str, Any]
+) -> None:
+    registry = DrafterRegistry(f"memory://round-trip-{uuid.uuid4().hex}")
+    stored = registry.write("head-a", 1, tensors, config)
+    loaded = registry.read(
+        stored.uri, manifest_sha256=stored.manifest_sha256, expected=specs(tensors)
+    )
+    assert loaded.config == config
+    assert all(torch.equal(loaded.tensors[name], tensors[name]) for name in tensors)
 
 
 def test_a_refused_write_leaves_no_trace(tmp_path: Path, local: DrafterRegistry) -> None:
