@@ -196,3 +196,34 @@ def acceptance_rate(num_accepted_tokens: int, num_draft_tokens: int) -> float | 
     The divisor is what was really drafted, summed from the events, never the configured K.
     """
     return num_accepted_tokens / num_draft_tokens if num_draft_tokens else None
+
+
+def walked_acceptance_length(
+    starts: NDArray[np.integer[Any]], lengths: NDArray[np.floating[Any]]
+) -> float | None:
+    """Return the tokens per round of a drafter that drafts every round of one request.
+
+    Averaging over all windows counts positions at which no round would have begun. Here a round
+    begins where the one before ended, as when decoding. Exact where lengths follow from the text
+    (greedy target, one-hot drafts); expected lengths are rounded to whole tokens.
+
+    Args:
+        starts: Window starts of the request, ascending, shape (W,).
+        lengths: The drafter's acceptance length of each window, shape (W,); NaN = not scored.
+
+    Returns:
+        Mean acceptance length, or None if no window was scored.
+    """
+    start_to_length = {
+        int(start): int(np.rint(length))
+        for start, length in zip(starts, lengths, strict=True)
+        if not np.isnan(length)
+    }
+    if not start_to_length:
+        return None
+    position, last = min(start_to_length), max(start_to_length)
+    num_rounds, first = 0, position
+    while position <= last:
+        position += start_to_length.get(position, 1)
+        num_rounds += 1
+    return (position - first) / num_rounds

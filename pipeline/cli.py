@@ -1,0 +1,219 @@
+"""The command line. Every known failure is one line that names the thing and the cure, status 2."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline.settings import Settings, SettingsError, load_settings
+
+app = typer.Typer(
+    name="draftloop",
+    help="Drafters of speculative decoding that keep learning from production traffic.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+bench = typer.Typer(help="Measure; each command prints what it saw and can write JSON.")
+app.add_typer(bench, name="bench", no_args_is_help=True)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")]
+
+console = Console(stderr=True)
+
+
+@app.command(
+    epilog="Example: [bold]draftloop demo --dtype float32 --check[/bold] proves every output equal."
+)
+def demo(
+    data: Annotated[
+        Path, typer.Option(help="Folder for the run's log, weights and report.")
+    ] = Path("draftloop-data"),
+    prompts: Annotated[
+        Path | None, typer.Option(help="Your own prompts: JSON lines or one a line.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 (fast) or float32 (exact).")] = "bfloat16",
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every output with plain decoding (slow).")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 96,
+    phase_tokens: Annotated[
+        list[int] | None, typer.Option(help="Tokens per phase; repeat for more phases.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Watch drafters learn from traffic and follow a domain shift on a real model.
+
+    Starts the real services (worker, learner, archiver) over the embedded event log, serves the
+    prompts domain by domain, and writes the replay report.
+    """
+    from pipeline.demo import DemoOptions, run_demo
+
+    run_demo(
+        DemoOptions(
+            data=data,
+            prompts=prompts,
+            dtype=dtype,
+            checks_all=check,
+            max_tokens=max_tokens,
+            phase_tokens=tuple(phase_tokens or ()),
+            json_file=json_file,
+        ),
+        Console(),
+    )
+
+
+@app.command(epilog="Example: [bold]draftloop learner --config draftloop.toml[/bold]")
+def learner(config: ConfigOption = None) -> None:
+    """Learn selection and weights from verification events until told to stop."""
+    from pipeline.wiring import build_learner, open_log
+
+    settings = _settings(config)
+    stop = _stop_on_signals()
+    log = open_log(settings)
+    try:
+        build_learner(settings, log, progress=console.log).run(stop.is_set)
+    finally:
+        log.close()
+
+
+@app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
+def archiver(config: ConfigOption = None) -> None:
+    """Write verification events to the Parquet log until told to stop."""
+    from pipeline.wiring import build_archiver, open_log
+
+    settings = _settings(config)
+    stop = _stop_on_signals()
+    log = open_log(settings)
+    try:
+        with build_archiver(settings, log) as service:
+            service.run(stop)
+    finally:
+        log.close()
+
+
+@app.command(
+    epilog="Example: [bold]draftloop worker --prompts prompts.jsonl --stream support[/bold]"
+)
+def worker(
+    prompts: Annotated[Path, typer.Option(help="Prompts to serve: JSON lines or one a line.")],
+    stream: Annotated[
+        str, typer.Option(help="Stream of all requests; default: each prompt's domain.")
+    ] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    config: ConfigOption = None,
+) -> None:
+    """Serve a file of prompts and report what verification saw. Answers go to standard output."""
+    from pipeline.batch import serve_prompts
+
+    serve_prompts(
+        _settings(config),
+        prompts,
+        stream=stream,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        stop=_stop_on_signals(),
+        console=console,
+        out=Console(),
+    )
+
+
+@app.command(
+    epilog="Example: [bold]draftloop replay draftloop-data --report report.html[/bold]"
+)
+def replay(
+    log: Annotated[Path, typer.Argument(help="Data folder, its events folder, or one file.")],
+    report: Annotated[
+        Path | None, typer.Option(help="Write the interactive page to this file.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Replay logged traffic: what was played, what it cost, and what would have been best."""
+    from pipeline.replaying import replay_log
+
+    replay_log(log, report=report, json_file=json_file, console=Console())
+
+
+@bench.command("engine", epilog="Example: [bold]draftloop bench engine --json engine.json[/bold]")
+def bench_engine(
+    prompts: Annotated[
+        Path, typer.Option(help="MBPP as JSON (sanitized-mbpp.json), for training and test.")
+    ] = Path("../shared/data/mbpp_sanitized.json"),
+    num_test: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 12,
+    num_train: Annotated[int, typer.Option(min=1, help="Prompts that train the heads.")] = 160,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 96,
+    json_file: JsonOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Compare speculative with plain decoding and with transformers' prompt lookup."""
+    from pipeline.bench_engine import EngineBench, run_engine_bench
+
+    run_engine_bench(
+        _settings(config),
+        EngineBench(
+            prompts=prompts, num_test=num_test, num_train=num_train, max_tokens=max_tokens
+        ),
+        json_file=json_file,
+        console=Console(),
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    # Nothing may ask a model hub; what is not on this machine is an error, not a download.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s: %(message)s"
+    )
+    try:
+        app()
+    except Exception as error:
+        if not _is_known(error):
+            raise
+        console.print(f"[red]draftloop:[/red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _is_known(error: Exception) -> bool:
+    """Whether the error says by itself what is wrong and what to do."""
+    if isinstance(error, SettingsError):
+        return True
+    from pipeline.known_errors import KNOWN_ERRORS
+
+    return isinstance(error, KNOWN_ERRORS)
+
+
+def _settings(config: Path | None) -> Settings:
+    return load_settings(config)
+
+
+def _stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set; a second signal ends the process."""
+    stop = threading.Event()
+
+    def ask_to_stop(number: int, _: object) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+    return stop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The worker's inbox: a background thread follows policies and releases and loads new weights.
+
+Loading and checking an artifact takes longer than a round, so it happens here, off the serving
+path. What cannot be loaded is logged and counted, and the version in force stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from inference.ports import Drafter
+from pipeline.boards import PolicyFollower, ReleaseFollower
+from pipeline.eventlog.ports import EventLog, EventLogError
+from pipeline.registry import ArtifactError
+from schemas.events import DrafterReleased, PolicyPublished, ReleaseState
+
+logger = logging.getLogger(__name__)
+
+LoadDrafter = Callable[[DrafterReleased], Drafter]
+"""Loads and checks the weights of a release; raises ``ArtifactError`` or ``ValueError`` if it cannot."""
+
+
+class LogInbox:
+    """Implements ``inference.worker.Inbox`` over the event log.
+
+    Args:
+        open_log: Opens the event log; called once, in the background thread.
+        load: Turns a release into a drafter.
+        drafter_ids: Drafters of the pool; releases of others are passed over.
+        poll_seconds: Time between two looks, > 0.
+
+    Attributes:
+        num_refused: Releases that could not be loaded.
+    """
+
+    def __init__(
+        self,
+        open_log: Callable[[], EventLog],
+        load: LoadDrafter,
+        drafter_ids: Sequence[str],
+        *,
+        poll_seconds: float,
+    ) -> None:
+        self._open_log = open_log
+        self._load = load
+        self._drafter_ids = frozenset(drafter_ids)
+        self._poll_seconds = poll_seconds
+        self._lock = threading.Lock()
+        self._policies: dict[str, PolicyPublished] = {}
+        self._drafters: dict[str, Drafter] = {}
+        self._stop = threading.Event()
+        self._has_looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+        self.num_refused = 0
+
+    def start(self, wait_seconds: float = 30.0) -> None:
+        """Begin to follow; returns after the first look, or after ``wait_seconds`` without one."""
+        self._thread.start()
+        self._has_looked.wait(wait_seconds)
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+
+    def take_policies(self) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream that has a new one."""
+        with self._lock:
+            taken, self._policies = list(self._policies.values()), {}
+        return taken
+
+    def take_drafters(self) -> Sequence[Drafter]:
+        """Return the drafters that have new weights."""
+        with self._lock:
+            taken, self._drafters = list(self._drafters.values()), {}
+        return taken
+
+    def _run(self) -> None:
+        log: EventLog | None = None
+        while not self._stop.is_set():
+            try:
+                if log is None:
+                    log = self._open_log()
+                    policies, releases = PolicyFollower(log), ReleaseFollower(log)
+                self._look(policies, releases)
+                self._has_looked.set()
+            except EventLogError as error:
+                # Serving goes on with what it has; the log may come back.
+                logger.warning("the inbox cannot read the event log: %s", error)
+            self._stop.wait(self._poll_seconds)
+        if log is not None:
+            log.close()
+
+    def _look(self, policies: PolicyFollower, releases: ReleaseFollower) -> None:
+        for policy in policies.poll():
+            with self._lock:
+                self._policies[policy.stream] = policy
+        for release in releases.poll():
+            if release.drafter_id in self._drafter_ids and release.state is ReleaseState.LIVE:
+                self._take(release)
+
+    def _take(self, release: DrafterReleased) -> None:
+        try:
+            drafter = self._load(release)
+        except (ArtifactError, OSError, ValueError) as error:
+            self.num_refused += 1
+            logger.error(
+                "drafter %s version %d is not used: %s", release.drafter_id, release.version, error
+            )
+            return
+        with self._lock:
+            self._drafters[release.drafter_id] = drafter

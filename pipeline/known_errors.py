@@ -1,0 +1,27 @@
+"""Errors whose message is meant for the user: one line that names the thing and the cure."""
+
+from __future__ import annotations
+
+from inference.cache import RollbackUnsupportedError
+from inference.drafters.causal_lm import VocabularyMismatchError
+from inference.engine import PromptTooLongError
+from inference.model_files import ModelFilesError
+from pipeline.archiver import ArchiverError
+from pipeline.eventlog.ports import EventLogError
+from pipeline.prompts import PromptsError
+from pipeline.storage import ArtifactError
+from replay.errors import ReplayError
+from schemas.errors import ContractError
+
+KNOWN_ERRORS = (
+    ArchiverError,
+    ArtifactError,
+    ContractError,
+    EventLogError,
+    ModelFilesError,
+    PromptTooLongError,
+    PromptsError,
+    ReplayError,
+    RollbackUnsupportedError,
+    VocabularyMismatchError,
+)

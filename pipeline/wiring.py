@@ -1,0 +1,198 @@
+"""Wiring: services from settings. Here every port meets its adapter, and every seed is set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from inference.emission import Emitter
+from inference.engine import EngineOptions
+from inference.model_files import resolve_target
+from inference.pool import DrafterPool
+from inference.target import Target, load_target
+from inference.worker import Worker, WorkerOptions
+from learner.service import LearnerSettings, PolicyLearner
+from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
+from learner.updates.online_gradient import OnlineGradientSettings
+from pipeline.archiver import Archiver
+from pipeline.boards import LogEventSender, LogEventSource, LogPolicyBoard, LogReleaseBoard
+from pipeline.dead_letters import LogDeadLetters
+from pipeline.drafters import HeadLoader, draft_vocabulary, pool_drafters, trainable
+from pipeline.eventlog.opening import declared_topics, open_event_log
+from pipeline.eventlog.ports import EventLog
+from pipeline.features import FeatureRecorder, RecordedFeatures
+from pipeline.inbox import LogInbox
+from pipeline.registry import DrafterRegistry
+from pipeline.settings import Settings
+from schemas.topics import VERIFICATION_EVENTS
+
+CLOSE_SECONDS = 10.0
+"""Longest wait for unsent events when a worker ends."""
+
+Progress = Callable[[str], None]
+
+
+def utc_now() -> datetime:
+    """Return the time in UTC."""
+    return datetime.now(UTC)
+
+
+def open_log(settings: Settings) -> EventLog:
+    """Open the event log and make sure that the declared topics are there."""
+    log = open_event_log(settings.event_log.url or str(settings.data))
+    for spec in declared_topics(settings.event_log.num_partitions):
+        log.create_topic(spec)
+    return log
+
+
+def open_target(settings: Settings, *, progress: Progress | None = None) -> Target:
+    """Load the target, converting it first if it has never been used here."""
+    torch.set_num_threads(settings.worker.num_threads)
+    folder = resolve_target(settings.model.path, settings.cache, progress=progress)
+    return load_target(folder, dtype=getattr(torch, settings.model.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A worker with the threads that connect it; ``close`` ends them."""
+
+    worker: Worker
+    emitter: Emitter
+    inbox: LogInbox
+    features: FeatureRecorder | None
+
+    def close(self) -> int:
+        """Stop following, send what is queued, and return how many events stayed unsent."""
+        self.inbox.close()
+        return self.emitter.close(CLOSE_SECONDS)
+
+
+def start_worker(settings: Settings, target: Target) -> RunningWorker:
+    """Build a worker on a loaded target and start its inbox."""
+    worker_id, epoch = settings.worker.worker_id, time.time_ns() // 1000
+    registry = DrafterRegistry(str(settings.data))
+    drafters = pool_drafters(
+        settings.drafters,
+        target,
+        resolve=lambda path: resolve_target(path, settings.cache),
+        dtype=target.dtype,
+    )
+    features = None
+    if settings.features.enabled:
+        features = FeatureRecorder(
+            str(settings.data),
+            worker_id=worker_id,
+            worker_epoch=epoch,
+            max_bytes=settings.features.max_bytes,
+        )
+    emitter = Emitter(
+        LogEventSender(lambda: open_log(settings), source=worker_id),
+        capacity=settings.worker.emit_capacity,
+        prepare=features.prepare if features else None,
+    )
+    inbox = LogInbox(
+        lambda: open_log(settings),
+        HeadLoader(target, registry),
+        [one.drafter_id for one in settings.drafters],
+        poll_seconds=settings.worker.poll_seconds,
+    )
+    options = WorkerOptions(
+        worker_id=worker_id,
+        worker_epoch=epoch,
+        policy=settings.worker.policy,
+        segment_tokens=settings.worker.segment_tokens,
+        engine=EngineOptions(
+            num_speculative_tokens=settings.worker.num_speculative_tokens,
+            score_block=settings.worker.score_block,
+        ),
+    )
+    worker = Worker(
+        target, DrafterPool(drafters), options, sink=emitter, inbox=inbox, recorder=features
+    )
+    inbox.start()
+    return RunningWorker(worker, emitter, inbox, features)
+
+
+def build_learner(
+    settings: Settings, log: EventLog, *, progress: Progress | None = None
+) -> PolicyLearner:
+    """Build the learner; heads of the pool that were never released are released untrained."""
+    one = settings.learner
+    heads = [drafter for drafter in settings.drafters if drafter.kind == "hydra"]
+    trainer = _trainer(settings, log, progress) if heads and one.steps_per_event else None
+    return PolicyLearner(
+        LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))),
+        LogPolicyBoard(log, source=one.learner_id),
+        LearnerSettings(
+            learner_id=one.learner_id, publish_every_events=one.publish_policy_every_events
+        ),
+        now=utc_now,
+        trainer=trainer,
+    )
+
+
+def _trainer(settings: Settings, log: EventLog, progress: Progress | None) -> OnlineTrainer:
+    target = open_target(settings, progress=progress)
+    registry = DrafterRegistry(str(settings.data))
+    board = LogReleaseBoard(log, source=settings.learner.learner_id)
+    loader = HeadLoader(target, registry)
+    text = settings.learner.draft_vocabulary_text
+    texts = text.read_text(encoding="utf-8").splitlines() if text else []
+    released = {release.drafter_id: release for release in board.read_all()}
+    fresh = loader.rows_of(
+        draft_vocabulary(target, texts, size=settings.learner.draft_vocabulary_size)
+    )
+    trainers = []
+    for one in settings.drafters:
+        if one.kind == "hydra":
+            # A released head keeps the draft vocabulary that it was born with.
+            known = released.get(one.drafter_id)
+            rows = loader(known).rows if known else fresh
+            trainers.append(
+                DrafterTrainer(
+                    trainable(one, rows),
+                    training_settings(settings, one.memory_positions),
+                    target_fingerprint=target.fingerprint,
+                    tokenizer_hash=target.tokenizer_hash,
+                    store=registry,
+                    board=board,
+                    now=utc_now,
+                )
+            )
+    return OnlineTrainer(
+        trainers,
+        RecordedFeatures(str(settings.data)),
+        target_fingerprint=target.fingerprint,
+    )
+
+
+def training_settings(settings: Settings, memory_positions: int) -> TrainingSettings:
+    """Return how one head is trained."""
+    one = settings.learner
+    return TrainingSettings(
+        num_levels=settings.worker.num_speculative_tokens,
+        batch_size=one.batch_size,
+        steps_per_event=one.steps_per_event,
+        memory_positions=memory_positions,
+        release_every_events=one.publish_weights_every_events,
+        keep_versions=one.keep_versions,
+        seed=one.seed,
+        gradient=OnlineGradientSettings(learning_rate=one.learning_rate),
+    )
+
+
+def build_archiver(settings: Settings, log: EventLog) -> Archiver:
+    """Build the archiver of the verification events."""
+    return Archiver(
+        log,
+        VERIFICATION_EVENTS,
+        Path(settings.data),
+        dead_letters=LogDeadLetters(log),
+        max_events_per_file=settings.archiver.max_events_per_file,
+        max_seconds_per_file=settings.archiver.max_seconds_per_file,
+    )
