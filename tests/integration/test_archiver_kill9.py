@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +29,9 @@ from tests.schemas.builders import make_event
 
 NUM_KILLS = 20
 NUM_PARTITIONS = 2
-MOST_SECONDS_ALIVE = 0.15
+MOST_FILES_ALIVE = 3
+MOST_SECONDS_BEYOND = 0.03
+MOST_SECONDS_WAITING = 20.0
 UNDECODABLE_EVERY = 17
 
 
@@ -45,17 +49,15 @@ def test_rows_after_twenty_kills_equal_those_of_an_undisturbed_run(
 ) -> None:
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     generator = np.random.default_rng(7)
-    with _events_flowing(log):
+    with _events_flowing(log), _archivers(tmp_path / "log.sqlite", killed) as archivers:
         for _ in range(NUM_KILLS):
-            _archive_and_kill(tmp_path / "log.sqlite", killed, generator)
-    files_before_the_end = len(log_files(killed, VERIFICATION_EVENTS))
+            _archive_and_kill(archivers, killed, generator)
     _archive(log, killed)
     letters = log.end_offset(DEAD_LETTERS, 0)
     _archive(log, undisturbed)
 
     rows, expected = _rows(killed), _rows(undisturbed)
     ends = [log.end_offset(VERIFICATION_EVENTS, p) for p in range(NUM_PARTITIONS)]
-    assert files_before_the_end >= NUM_KILLS, "the killed runs did too little to prove anything"
     assert [_content(row) for row in rows] == [_content(row) for row in expected]
     assert len(rows) + letters == sum(ends)
     assert letters == log.end_offset(DEAD_LETTERS, 0) > 0
@@ -89,14 +91,36 @@ def _events_flowing(log: EmbeddedEventLog) -> Iterator[None]:
         thread.join()
 
 
-def _archive_and_kill(log_path: Path, folder: Path, generator: np.random.Generator) -> None:
+@contextmanager
+def _archivers(log_path: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start archivers on demand; none is left when the block has ended."""
     command = [sys.executable, "-m", "tests.integration.archive", str(log_path), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(generator.uniform(0.0, MOST_SECONDS_ALIVE))
-        assert process.poll() is None
-        process.kill()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as process:
+        yield process
+
+
+def _archive_and_kill(
+    archivers: subprocess.Popen[bytes], folder: Path, generator: np.random.Generator
+) -> None:
+    assert archivers.stdin is not None
+    assert archivers.stdout is not None
+    archivers.stdin.write(b"start\n")
+    process_id = int(archivers.stdout.readline())
+    try:
+        _await_files(folder, int(generator.integers(0, MOST_FILES_ALIVE + 1)))
+        time.sleep(generator.uniform(0.0, MOST_SECONDS_BEYOND))
+    finally:
+        os.kill(process_id, signal.SIGKILL)
+
+
+def _await_files(folder: Path, num_files: int) -> None:
+    """Wait for new files, so that the kill meets a working archiver on a slow machine too."""
+    num_wanted = len(log_files(folder, VERIFICATION_EVENTS)) + num_files
+    deadline = time.monotonic() + MOST_SECONDS_WAITING
+    while len(log_files(folder, VERIFICATION_EVENTS)) < num_wanted:
+        assert time.monotonic() < deadline, f"no {num_files} files in {MOST_SECONDS_WAITING} s"
+        time.sleep(0.002)
 
 
 def _archive(log: EmbeddedEventLog, folder: Path) -> None:

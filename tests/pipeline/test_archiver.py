@@ -180,16 +180,6 @@ def test_the_folder_is_the_hour_of_the_first_event(
     assert ranges(folder) == [(0, 1), (2, 2)]
 
 
-def test_names_sort_as_offsets_do() -> None:
-    files = [
-        LogFile(topic=TOPIC, partition=partition, first_offset=first, last_offset=2**62)
-        for partition in (0, 2, 10)
-        for first in (0, 9, 10, 2**40)
-    ]
-    assert sorted(file.name for file in files) == [file.name for file in files]
-    assert [LogFile.parse(file.name) for file in files] == files
-
-
 def test_an_empty_topic_writes_nothing(
     folder: Path, open_archiver: Callable[..., Archiver]
 ) -> None:
@@ -532,6 +522,78 @@ def test_offsets_deleted_by_retention_are_counted_and_claimed_by_no_name(
     log.close()
     assert ranges(folder) == [(0, 3), (7, 9)]
     assert "offsets 4..6 were deleted" in caplog.text
+
+
+class AbsentLog(EmbeddedEventLog):
+    """A log whose broker is away while ``is_away``."""
+
+    is_away = False
+
+    def end_offset(self, topic: str, partition: int) -> int:
+        self._answer()
+        return super().end_offset(topic, partition)
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_messages: int = 500,
+        timeout_seconds: float = 0.0,
+    ) -> Sequence[StoredMessage]:
+        self._answer()
+        return super().read(
+            topic, partition, offset, max_messages=max_messages, timeout_seconds=timeout_seconds
+        )
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise EventLogError("Kafka at host:9092: nobody answers; start the broker")
+
+
+@pytest.fixture
+def absent_log(tmp_path: Path) -> Iterator[AbsentLog]:
+    log = AbsentLog(tmp_path / "absent.sqlite")
+    for spec in declared_topics(1):
+        log.create_topic(spec)
+    yield log
+    log.close()
+
+
+def test_a_log_that_is_away_is_waited_for(
+    absent_log: AbsentLog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.archiver.FIRST_RETRY_SECONDS", 0.01)
+    append_events(absent_log, 4)
+    stop = threading.Event()
+    with Archiver(
+        absent_log, TOPIC, folder, dead_letters=DeadLetterTopic(absent_log), max_events_per_file=4
+    ) as archiver:
+        absent_log.is_away = True
+        thread = threading.Thread(target=archiver.run, args=(stop,))
+        thread.start()
+        try:
+            _wait_until(lambda: archiver.num_failures >= 2)
+            absent_log.is_away = False
+            _wait_until(lambda: archiver.num_files == 1)
+        finally:
+            stop.set()
+            thread.join()
+    assert sequences(folder) == [0, 1, 2, 3]
+
+
+def test_stopping_while_the_log_is_away_ends_with_an_alarm(
+    absent_log: AbsentLog, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = threading.Event()
+    stop.set()
+    letters = DeadLetterTopic(absent_log)
+    with Archiver(absent_log, TOPIC, folder, dead_letters=letters) as archiver:
+        absent_log.is_away = True
+        archiver.run(stop)
+    assert archiver.num_failures == 1
+    assert "nobody answers; start the broker" in caplog.text
 
 
 def test_invalid_folder_is_refused_with_its_name(log: EmbeddedEventLog, tmp_path: Path) -> None:
