@@ -30,6 +30,9 @@ CONVERSION = 1
 MANIFEST = "conversion.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
+REMEMBERED_BYTES = 16 * 2**20
+"""Size from which hashing a file takes long enough to be worth a note in the cache."""
+
 Progress = Callable[[str], None]
 
 
@@ -110,8 +113,8 @@ def smollm2_folder(cache: Path | None = None, *, progress: Progress | None = Non
 def fingerprint(folder: Path, cache: Path | None = None) -> str:
     """Return the sha256 (64 hex digits) of the folder's config and weights.
 
-    Hashes of files are remembered in the cache under their size and modification time, so that
-    a second call reads no weights. A cache that cannot be written only costs time.
+    Hashes of large files are remembered in the cache under their size and modification time, so
+    that a second call does not read them. A cache that cannot be written only costs time.
 
     Raises:
         ModelFilesError: If the folder has no config or no weights.
@@ -129,7 +132,11 @@ def fingerprint(folder: Path, cache: Path | None = None) -> str:
         name: known[stamp] if stamp in known else _file_sha256(folder / name)
         for name, stamp in stamps.items()
     }
-    fresh = {stamps[name]: digest for name, digest in hashes.items()}
+    fresh = {
+        stamps[name]: digest
+        for name, digest in hashes.items()
+        if (folder / name).stat().st_size >= REMEMBERED_BYTES
+    }
     if fresh != known:
         _remember(memo, fresh)
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(hashes.items()))

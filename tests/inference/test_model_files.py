@@ -287,6 +287,7 @@ def test_fingerprint_follows_config_and_weights_and_not_the_place(
 def test_second_fingerprint_reads_no_weights(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_files, "REMEMBERED_BYTES", 0)
     first = fingerprint(tiny_folder, tmp_path / "cache")
 
     def refuse(path: Path) -> str:
@@ -299,7 +300,15 @@ def test_second_fingerprint_reads_no_weights(
         fingerprint(tiny_folder, tmp_path / "cache")
 
 
-def test_fingerprint_needs_no_cache(tmp_path: Path, tiny_folder: Path) -> None:
+def test_fingerprint_of_small_files_leaves_no_note(tmp_path: Path, tiny_folder: Path) -> None:
+    fingerprint(tiny_folder, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_fingerprint_needs_no_cache(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "REMEMBERED_BYTES", 0)
     (tmp_path / "file").write_text("in the way")
     assert fingerprint(tiny_folder, tmp_path / "file") == fingerprint(tiny_folder, tmp_path / "ok")
 
