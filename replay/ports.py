@@ -9,17 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.requests import RequestTrace
-from schemas.events import ScoredWindows
 
 
 class RequestSelector(Protocol):
     """Selection among the N drafters of one request, as a worker does it."""
 
-    def probabilities(self) -> NDArray[np.float64]:
-        """Return the chance of each drafter to be selected next, shape (N,), sum 1."""
+    def probabilities(self, is_awake: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the chance of each drafter to be selected next, shape (N,), sum 1.
 
-    def learn(self, windows: ScoredWindows) -> None:
-        """Learn windows that have just been completed, in order of start, at least one."""
+        ``is_awake``, shape (N,), holds at least one True; the others are never selected.
+        """
+
+    def learn(
+        self,
+        acceptance_probability: NDArray[np.float16],
+        realised_acceptance: NDArray[np.float16],
+        num_levels: NDArray[np.int16],
+    ) -> None:
+        """Learn completed windows in order of start, shapes (W, K, N) and (W,), W >= 1."""
 
 
 SelectorFactory = Callable[[RequestTrace], RequestSelector]

@@ -173,7 +173,7 @@ def block_bootstrap_interval(
         None with fewer than two whole blocks: there is no interval to speak of.
     """
     total = differences.size
-    length = block_length or math.ceil(math.cbrt(total))
+    length = max(1, block_length or math.ceil(math.cbrt(total)))
     if total < 2 * length:
         return None
     num_blocks = math.ceil(total / length)

@@ -235,8 +235,8 @@ def _policy_table(summary: ReplaySummary) -> str:
             _cell(row.mean_acceptance_length, "no window to walk on"),
             f"{row.num_rounds:,}",
             f"{row.num_tokens:,}",
-            f"{row.num_unscored_rounds:,}",
-            f"{row.num_cut_requests:,}",
+            f"{row.num_idle_rounds:,}",
+            f"{row.num_skipped_tokens:,}",
         ]
         for row in summary.policies
     ]
@@ -248,8 +248,8 @@ def _policy_table(summary: ReplaySummary) -> str:
             "Mean acceptance length",
             "Rounds",
             "Tokens",
-            "Rounds without score",
-            "Requests cut",
+            "Rounds without drafter",
+            "Tokens skipped",
         ],
         rows,
         "",

@@ -6,22 +6,25 @@ at its first position, choose a drafter, jump by the acceptance length of the wi
 there, learn the windows which that jump completed, choose again. Where acceptance follows from
 the text (greedy target, one-hot drafts) this is exact. With speculative sampling a level is
 accepted if a coin of its position falls below the realised acceptance; every drafter and every
-policy sees the same coins.
+policy sees the same coins. A window scored by an unrolled head is exact too: it was scored as it
+would have been drafted from its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.feedback import charge_sleeping
 from learner.measures import acceptance_length_loss, expected_acceptance_length
 from learner.selection import Policy, policy_from_name, select
 from replay.ports import RequestSelector, SelectorFactory
 from replay.requests import RequestTrace
-from schemas.events import NO_DRAFTER, ScoredWindows
+from schemas.events import NO_DRAFTER
 
 PROBABILITY_TOLERANCE = 1e-5
 """Events carry selection probabilities as float32."""
@@ -30,31 +33,36 @@ PROBABILITY_TOLERANCE = 1e-5
 class PolicySelector:
     """A policy that learns the exact length loss of every completed window.
 
-    A drafter that was not scored is charged what no drafter would have earned: one token.
+    Drafters asleep are not selected, and are charged what the others lost together.
     """
 
     def __init__(self, policy: Policy, num_speculative_tokens: int) -> None:
         self._policy = policy
         self._num_speculative_tokens = num_speculative_tokens
 
-    def probabilities(self) -> NDArray[np.float64]:
-        """Return the policy's probabilities, shape (N,)."""
-        return self._policy.probabilities()
+    def probabilities(self, is_awake: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the policy's probabilities shared among those awake, shape (N,)."""
+        awake = self._policy.probabilities() * is_awake
+        awake = awake if awake.sum() > 0.0 else is_awake.astype(np.float64)
+        return np.asarray(awake / awake.sum(), dtype=np.float64)
 
-    def learn(self, windows: ScoredWindows) -> None:
-        """Feed the windows' losses one by one."""
+    def learn(
+        self,
+        acceptance_probability: NDArray[np.float16],
+        realised_acceptance: NDArray[np.float16],
+        num_levels: NDArray[np.int16],
+    ) -> None:
+        """Feed the windows' losses one by one; a window that scored nobody teaches nothing."""
         lengths = expected_acceptance_length(
-            windows.acceptance_probability,
-            windows.realised_acceptance,
-            num_levels=windows.num_levels,
+            acceptance_probability, realised_acceptance, num_levels=num_levels
         )
-        lengths = np.where(np.isnan(lengths), 1.0, lengths)
         for losses in acceptance_length_loss(lengths, self._num_speculative_tokens):
-            self._policy.learn(losses)
+            if not np.isnan(losses).all():
+                self._policy.learn(charge_sleeping(losses, self._policy.probabilities()))
 
 
 def selector_from_name(name: str) -> SelectorFactory:
-    """Return a factory that starts the named policy anew, without prior, for every request."""
+    """Return a factory that starts the named policy anew, from uniform, for every request."""
 
     def make(request: RequestTrace) -> RequestSelector:
         ids = request.drafter_ids
@@ -104,13 +112,18 @@ def verify_logged_rounds(request: RequestTrace) -> RoundsCheck:
     - ``num_accepted_tokens``: the levels accepted in a row by the played drafter in the window at
       the round's first position, as far as it drafted. With speculative sampling only an
       accepted level whose realised acceptance is 0 is a disagreement.
-    - ``num_emitted_tokens``: accepted + 1; the last round may end earlier.
+    - ``num_emitted_tokens``: accepted + 1. In the last round an accepted token may end the
+      request; it then stands in the place of the bonus.
     - ``first_position``: where the round before ended.
     """
     rounds = request.rounds
     accepted, is_checked = _rebuilt_accepted(request)
-    emitted = rounds.num_accepted_tokens.astype(np.int64) + 1
-    emitted[-1:] = np.minimum(emitted[-1:], rounds.num_emitted_tokens[-1:])
+    emitted = accepted + 1
+    if request.is_complete and emitted.size:
+        room = request.end_position - int(rounds.first_position[-1])
+        emitted[-1] = min(int(emitted[-1]), room)
+        if emitted[-1] == rounds.num_accepted_tokens[-1]:
+            accepted[-1] = emitted[-1]
     position = rounds.first_position.astype(np.int64).copy()
     position[1:] = (rounds.first_position + rounds.num_emitted_tokens)[:-1]
     if not request.is_complete:
@@ -132,25 +145,27 @@ def verify_logged_rounds(request: RequestTrace) -> RoundsCheck:
 def _rebuilt_accepted(
     request: RequestTrace,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return accepted tokens per round from the windows, and where there was one to read."""
+    """Return accepted tokens per round from the windows, and where there was one to read.
+
+    Where there was none, the logged number stands.
+    """
     rounds, windows = request.rounds, request.windows
-    accepted = rounds.num_accepted_tokens.astype(np.int64)
-    is_idle = (rounds.drafter_index == NO_DRAFTER) | (rounds.num_draft_tokens == 0)
+    rebuilt = rounds.num_accepted_tokens.astype(np.int64)
+    is_checked = (rounds.drafter_index == NO_DRAFTER) | (rounds.num_draft_tokens == 0)
     row = np.searchsorted(windows.start, rounds.first_position)
     is_there = np.append(windows.start, -1)[row] == rounds.first_position
-    played = np.flatnonzero(is_there & ~is_idle)
+    played = np.flatnonzero(is_there & ~is_checked)
     levels = windows.realised_acceptance[row[played], :, rounds.drafter_index[played]]
     is_scored = ~np.isnan(levels[:, :1]).any(axis=1)
     played, levels = played[is_scored], levels[is_scored]
-    threshold = levels >= 1.0 if request.is_deterministic else levels > 0.0
-    possible = np.cumprod(threshold, axis=1).sum(axis=1)
-    possible = np.minimum(possible, rounds.num_draft_tokens[played])
+    can_accept = levels >= 1.0 if request.is_deterministic else levels > 0.0
+    # Cumulated in int64: the product of many levels must not wrap.
+    accepted = np.cumprod(can_accept, axis=1, dtype=np.int64).sum(axis=1)
+    accepted = np.minimum(accepted, rounds.num_draft_tokens[played])
     if not request.is_deterministic:
-        possible = np.minimum(possible, accepted[played])
-    rebuilt = accepted.copy()
-    rebuilt[played] = possible
-    rebuilt[is_idle] = 0
-    is_checked = is_idle.copy()
+        accepted = np.minimum(accepted, rebuilt[played])
+    rebuilt[is_checked] = 0
+    rebuilt[played] = accepted
     is_checked[played] = True
     return rebuilt, is_checked
 
@@ -158,8 +173,9 @@ def _rebuilt_accepted(
 def _disagreements(
     request: RequestTrace,
     quantity: str,
-    logged: NDArray[np.generic],
-    rebuilt: NDArray[np.generic],
+    logged: NDArray[Any],
+    rebuilt: NDArray[Any],
+    *,
     tolerance: float = 0.0,
 ) -> list[Disagreement]:
     differs = np.abs(logged.astype(np.float64) - rebuilt.astype(np.float64)) > tolerance
@@ -176,18 +192,27 @@ def _disagreements(
     ]
 
 
-def followed_probabilities(request: RequestTrace, selector: RequestSelector) -> NDArray[np.float64]:
+def followed_probabilities(
+    request: RequestTrace, selector: RequestSelector, *, score_block: int = 1
+) -> NDArray[np.float64]:
     """Let a selector follow the logged rounds and return what it would have chosen, (R, N).
 
     Row r holds its probabilities before round r, after it has learned every window that the
-    rounds before had completed, as a worker that scores after every round does.
+    rounds before had completed, ``score_block`` at a time, as a worker does. Drafters that are
+    not scored at the round's position count as asleep; if all are, the row is NaN.
     """
     rounds = request.rounds
-    queue = _WindowQueue(request.windows)
-    probabilities = np.empty((rounds.first_position.size, len(request.drafter_ids)))
+    awake = _awake_by_position(request)
+    queue = _WindowQueue(request, selector, score_block)
+    probabilities = np.full((rounds.first_position.size, len(request.drafter_ids)), np.nan)
     for index, position in enumerate(rounds.first_position):
-        queue.deliver(selector, int(position))
-        probabilities[index] = selector.probabilities()
+        queue.deliver(int(position))
+        is_awake = awake[position - request.first_position]
+        if rounds.drafter_index[index] != NO_DRAFTER:
+            # It may have failed in this very round; when it was selected it was awake.
+            is_awake[rounds.drafter_index[index]] = True
+        if is_awake.any():
+            probabilities[index] = selector.probabilities(is_awake)
     return probabilities
 
 
@@ -195,6 +220,7 @@ def verify_logged_selection(
     request: RequestTrace,
     selector: RequestSelector,
     *,
+    score_block: int = 1,
     tolerance: float = PROBABILITY_TOLERANCE,
 ) -> tuple[Disagreement, ...]:
     """Report the rounds whose logged selection probability is not the selector's.
@@ -202,13 +228,14 @@ def verify_logged_selection(
     Rounds without drafter were not selected by it and are left out.
     """
     rounds = request.rounds
-    followed = followed_probabilities(request, selector)
+    followed = followed_probabilities(request, selector, score_block=score_block)
     index = np.arange(rounds.drafter_index.size)
     rebuilt = followed[index, np.maximum(rounds.drafter_index, 0)]
     logged = rounds.selection_probability.astype(np.float64)
-    rebuilt = np.where(rounds.drafter_index == NO_DRAFTER, logged, rebuilt)
-    found = _disagreements(request, "selection_probability", logged, rebuilt, tolerance)
-    return tuple(found)
+    rebuilt = np.where(rounds.drafter_index == NO_DRAFTER, logged, np.nan_to_num(rebuilt))
+    return tuple(
+        _disagreements(request, "selection_probability", logged, rebuilt, tolerance=tolerance)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,15 +246,17 @@ class Walk:
         num_requests: Requests walked.
         num_rounds: Verifications it would have taken.
         num_tokens: Tokens it would have emitted in them.
-        num_unscored_rounds: Rounds in which the chosen drafter was not scored and drafted nothing.
-        num_cut_requests: Requests left where the log has no window (cut, or not all scored).
+        num_idle_rounds: Rounds of one token without drafter: the prompt's own pass, the last
+            token of a request, and where every drafter is asleep.
+        num_skipped_tokens: Tokens passed over, in no round, because the log has no window there
+            (cut, not scored, or begun under weights that were replaced).
     """
 
     num_requests: int = 0
     num_rounds: int = 0
     num_tokens: int = 0
-    num_unscored_rounds: int = 0
-    num_cut_requests: int = 0
+    num_idle_rounds: int = 0
+    num_skipped_tokens: int = 0
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -243,88 +272,132 @@ class Walk:
         )
 
 
-def walk(request: RequestTrace, selector: RequestSelector, generator: np.random.Generator) -> Walk:
+def walk(
+    request: RequestTrace,
+    selector: RequestSelector,
+    generator: np.random.Generator,
+    *,
+    score_block: int = 1,
+) -> Walk:
     """Decode a request again, on paper, with another selector.
 
     The coins of all positions are drawn first, so that generators of equal seeds give every
-    policy the same coins. ``walk`` stops, and marks the request as cut, at the first position
-    without a window.
+    policy the same coins. At a position without window a logged round without drafter is taken as
+    it is, the last token of a request costs one round, and anything else is skipped and counted.
     """
-    accepted, is_scored = _accepted_levels(request, generator)
-    position_to_row = _position_to_row(request)
-    queue = _WindowQueue(request.windows)
-    position, num_rounds, num_unscored = request.first_position, 0, 0
-    while position < request.end_position:
-        row = position_to_row[position - request.first_position]
-        if row < 0:
-            break
-        queue.deliver(selector, position)
-        drafter, _ = select(selector.probabilities(), generator)
-        num_unscored += not is_scored[row, drafter]
-        num_rounds += 1
-        position = min(position + int(accepted[row, drafter]) + 1, request.end_position)
+    accepted = _accepted_tokens(request, generator)
+    rows, awake = _rows_by_position(request), _awake_by_position(request)
+    is_idle = _idle_by_position(request)
+    queue = _WindowQueue(request, selector, score_block)
+    num_positions = rows.size
+    at = num_rounds = num_idle = num_skipped = 0
+    while at < num_positions:
+        row, is_awake = rows[at], awake[at]
+        if row >= 0 and is_awake.any():
+            queue.deliver(at + request.first_position)
+            drafter, _ = select(selector.probabilities(is_awake), generator)
+            at += min(int(accepted[row, drafter]) + 1, num_positions - at)
+            num_rounds += 1
+        elif row >= 0 or is_idle[at]:
+            at += 1
+            num_rounds += 1
+            num_idle += 1
+        else:
+            at += 1
+            num_skipped += 1
     return Walk(
         num_requests=1,
         num_rounds=num_rounds,
-        num_tokens=position - request.first_position,
-        num_unscored_rounds=num_unscored,
-        num_cut_requests=int(position < request.end_position),
+        num_tokens=num_positions - num_skipped,
+        num_idle_rounds=num_idle,
+        num_skipped_tokens=num_skipped,
     )
 
 
-def _accepted_levels(
-    request: RequestTrace, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return accepted tokens of every window and drafter, (W, N), and which were scored."""
+def _accepted_tokens(request: RequestTrace, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return the tokens that each window would have accepted of each drafter, (W, N)."""
     windows = request.windows
     num_positions = request.end_position - request.first_position
-    coins = generator.random(num_positions + request.num_speculative_tokens)
     level = np.arange(request.num_speculative_tokens)
-    coin = coins[(windows.start - request.first_position)[:, None] + level]
+    coins = generator.random(num_positions + level.size)
+    coin = coins[np.maximum(windows.start - request.first_position, 0)[:, None] + level]
     # NaN compares as False: neither a missing level nor an unscored drafter is accepted.
     is_accepted = coin[:, :, None] < windows.realised_acceptance
-    accepted = np.cumprod(is_accepted, axis=1, dtype=np.int64).sum(axis=1)
-    is_scored = np.asarray(~np.isnan(windows.realised_acceptance[:, :1]).any(axis=1))
-    return accepted, is_scored
+    return np.asarray(np.cumprod(is_accepted, axis=1, dtype=np.int64).sum(axis=1))
 
 
-def _position_to_row(request: RequestTrace) -> NDArray[np.int64]:
+def _rows_by_position(request: RequestTrace) -> NDArray[np.int64]:
+    """Return the window that starts at each position, -1 for none."""
+    at = request.windows.start - request.first_position
     rows = np.full(request.end_position - request.first_position, -1, dtype=np.int64)
-    rows[request.windows.start - request.first_position] = np.arange(request.windows.start.size)
+    rows[at[at >= 0]] = np.flatnonzero(at >= 0)
     return rows
 
 
-class _WindowQueue:
-    """Delivers each window once, in order of start, when all its levels are verified."""
+def _awake_by_position(request: RequestTrace) -> NDArray[np.bool_]:
+    """Return which drafters are scored at each position, (P, N); all where nothing is scored."""
+    rows = _rows_by_position(request)
+    first_level = request.windows.realised_acceptance[:, :1]
+    is_scored = np.asarray(~np.isnan(first_level).any(axis=1))
+    awake = np.ones((rows.size, len(request.drafter_ids)), dtype=np.bool_)
+    awake[rows >= 0] = is_scored[rows[rows >= 0]]
+    return awake
 
-    def __init__(self, windows: ScoredWindows) -> None:
-        self._windows = windows
+
+def _idle_by_position(request: RequestTrace) -> NDArray[np.bool_]:
+    """Return where a round of one token without drafter is what any policy would have had."""
+    is_idle = np.zeros(request.end_position - request.first_position, dtype=np.bool_)
+    without = request.rounds.drafter_index == NO_DRAFTER
+    is_idle[request.rounds.first_position[without] - request.first_position] = True
+    if request.is_complete:
+        is_idle[-1:] = True
+    return is_idle
+
+
+class _WindowQueue:
+    """Lets a selector learn each window once, in order of start, when it is complete.
+
+    A window of K levels is complete when the position after it is verified too: only then is it
+    known that the request does not end inside it. So a window that is shorter, which is one at
+    the end of its request, is never complete before a choice.
+    """
+
+    def __init__(self, request: RequestTrace, selector: RequestSelector, score_block: int) -> None:
+        self._windows = request.windows
+        self._selector = selector
+        self._score_block = score_block
+        is_short = request.windows.num_levels < request.window_num_speculative_tokens
+        complete_at = request.windows.start.astype(np.int64) + request.windows.num_levels + 1
+        complete_at[is_short] = np.iinfo(np.int64).max
         # A window that overtakes an earlier start waits for it: learners see starts in order.
-        self._complete_at = np.maximum.accumulate(windows.start + windows.num_levels)
+        self._complete_at = np.maximum.accumulate(complete_at)
         self._next = 0
 
-    def deliver(self, selector: RequestSelector, position: int) -> None:
-        """Let ``selector`` learn what is complete when ``position`` is the next to be written."""
+    def deliver(self, position: int) -> None:
+        """Teach what is complete when ``position`` is the next to be written."""
         ready = int(np.searchsorted(self._complete_at, position, side="right"))
-        if ready > self._next:
-            selector.learn(_rows(self._windows, slice(self._next, ready)))
-            self._next = ready
-
-
-def _rows(windows: ScoredWindows, rows: slice) -> ScoredWindows:
-    return ScoredWindows(
-        start=windows.start[rows],
-        num_levels=windows.num_levels[rows],
-        acceptance_probability=windows.acceptance_probability[rows],
-        realised_acceptance=windows.realised_acceptance[rows],
-    )
+        if ready - self._next < self._score_block:
+            return
+        rows = slice(self._next, ready)
+        self._selector.learn(
+            self._windows.acceptance_probability[rows],
+            self._windows.realised_acceptance[rows],
+            self._windows.num_levels[rows],
+        )
+        self._next = ready
 
 
 def walk_all(
-    requests: Sequence[RequestTrace], make_selector: SelectorFactory, generator: np.random.Generator
+    requests: Iterable[RequestTrace],
+    make_selector: SelectorFactory,
+    generator: np.random.Generator,
+    *,
+    score_block: int = 1,
 ) -> Walk:
-    """Walk every request with a fresh selector and add up; requests without drafters are cut."""
+    """Walk every request that has drafters with a fresh selector, and add up."""
     total = Walk()
     for request in requests:
-        total += walk(request, make_selector(request), generator)
+        if request.drafter_ids:
+            selector = make_selector(request)
+            total += walk(request, selector, generator, score_block=score_block)
     return total

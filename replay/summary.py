@@ -95,8 +95,8 @@ class PolicyRow:
     mean_acceptance_length: float | None
     num_rounds: int
     num_tokens: int
-    num_unscored_rounds: int
-    num_cut_requests: int
+    num_idle_rounds: int
+    num_skipped_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,8 +182,8 @@ def summarise(
                 mean_acceptance_length=walk.mean_acceptance_length,
                 num_rounds=walk.num_rounds,
                 num_tokens=walk.num_tokens,
-                num_unscored_rounds=walk.num_unscored_rounds,
-                num_cut_requests=walk.num_cut_requests,
+                num_idle_rounds=walk.num_idle_rounds,
+                num_skipped_tokens=walk.num_skipped_tokens,
             )
             for policy, walk in policy_to_walk.items()
         ),

@@ -31,17 +31,20 @@ START = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 def scored_windows(
     probability: NDArray[np.float64], realised: NDArray[np.float64], *, first: int, depth: int
 ) -> ScoredWindows:
-    """Lay per-position values (P, N) out as windows (P, K, N), shortened at the end."""
+    """Lay per-position values (P, N) out as the windows of a finished request.
+
+    The first position comes from the prompt's own pass, so no window starts there.
+    """
     num_positions, num_drafters = probability.shape
-    shape = (num_positions, depth, num_drafters)
-    values = np.full((2, *shape), np.nan, dtype=np.float16)
+    starts = np.arange(1, num_positions)
+    values = np.full((2, starts.size, depth, num_drafters), np.nan, dtype=np.float16)
     for level in range(depth):
-        rows = max(num_positions - level, 0)
-        values[0, :rows, level] = probability[level:]
-        values[1, :rows, level] = realised[level:]
+        exists = starts + level < num_positions
+        values[0, exists, level] = probability[starts[exists] + level]
+        values[1, exists, level] = realised[starts[exists] + level]
     return ScoredWindows(
-        start=np.arange(first, first + num_positions, dtype=np.int32),
-        num_levels=np.minimum(depth, num_positions - np.arange(num_positions)).astype(np.int16),
+        start=(first + starts).astype(np.int32),
+        num_levels=np.minimum(depth, num_positions - starts).astype(np.int16),
         acceptance_probability=values[0],
         realised_acceptance=values[1],
     )
@@ -63,6 +66,7 @@ def make_request(
     sequence: int = 0,
     produced_at: datetime = START,
     no_drafter_share: float = 0.0,
+    score_block: int = 1,
     seed: int = 0,
 ) -> VerificationEvent:
     """Decode one synthetic request and return it as a single final segment.
@@ -83,8 +87,15 @@ def make_request(
         probability, realised, first=num_prompt_tokens, depth=num_speculative_tokens
     )
     rounds = _decode(
-        windows, selector, generator, num_tokens=num_tokens, no_drafter_share=no_drafter_share
+        windows,
+        realised,
+        selector,
+        generator,
+        depth=num_speculative_tokens,
+        no_drafter_share=no_drafter_share,
+        score_block=score_block,
     )
+    rounds = replace(rounds, first_position=rounds.first_position + np.int32(num_prompt_tokens))
     is_greedy = rule is AcceptanceRule.GREEDY
     num_drafters = rates.shape[1]
     return VerificationEvent(
@@ -120,30 +131,36 @@ def make_request(
 
 def _decode(
     windows: ScoredWindows,
+    realised: NDArray[np.float64],
     selector: RequestSelector | None,
     generator: np.random.Generator,
     *,
-    num_tokens: int,
+    depth: int,
     no_drafter_share: float,
+    score_block: int,
 ) -> Rounds:
-    depth, num_drafters = windows.acceptance_probability.shape[1:]
-    first = int(windows.start[0]) if num_tokens else 0
-    position, learned = first, 0
+    """Play a request whose positions have these realised acceptances, (P, N)."""
+    num_tokens, num_drafters = realised.shape
+    position, learned = 0, 0
     rows: list[tuple[float, ...]] = []
-    while position < first + num_tokens:
-        complete = windows.start + windows.num_levels <= position
-        ready = int(complete.sum())
-        if selector is not None and ready > learned:
-            selector.learn(window_rows(windows, learned, ready))
+    while position < num_tokens:
+        # Windows start at 1, and one of K levels is complete when the position after it is known.
+        ready = max(0, position - depth - 1)
+        if selector is not None and ready - learned >= score_block:
+            selector.learn(
+                windows.acceptance_probability[learned:ready],
+                windows.realised_acceptance[learned:ready],
+                windows.num_levels[learned:ready],
+            )
             learned = ready
-        uniform = np.full(num_drafters, 1 / num_drafters)
-        probabilities = uniform if selector is None else selector.probabilities()
-        drafter, chance = select(probabilities, generator)
-        budget = min(depth, first + num_tokens - position - 1)
-        if generator.random() < no_drafter_share:
-            drafter, chance, budget = NO_DRAFTER, 1.0, 0
-        levels = windows.realised_acceptance[position - first, :budget, drafter]
-        hits = generator.random(budget) < levels
+        is_awake = np.ones(num_drafters, dtype=np.bool_)
+        drafter, chance, budget = NO_DRAFTER, 1.0, 0
+        if position > 0 and generator.random() >= no_drafter_share:
+            uniform = np.full(num_drafters, 1 / num_drafters)
+            chances = uniform if selector is None else selector.probabilities(is_awake)
+            drafter, chance = select(chances, generator)
+            budget = min(depth, num_tokens - position - 1)
+        hits = generator.random(budget) < realised[position : position + budget, drafter]
         accepted = int(np.cumprod(hits).sum())
         rows.append((position, drafter, budget, accepted, accepted + 1, chance))
         position += accepted + 1
@@ -178,7 +195,7 @@ def split(
     """Cut a request after ``num_rounds`` rounds; windows go where they become complete."""
     rounds, windows = event.rounds, event.windows
     border = int(rounds.first_position[num_rounds])
-    is_early = windows.start + windows.num_levels <= border
+    is_early = windows.start + windows.num_levels < border
     ready = int(is_early.sum())
     next_sequence = event.sequence + 1 if sequence is None else sequence
     head = replace(

@@ -66,7 +66,7 @@ def test_a_window_belongs_to_the_segment_that_completes_it() -> None:
     head, tail = split(make_request(num_tokens=40), 5)
     assert tail.windows.start[0] < tail.first_position
     joined = join_segments([head, tail])
-    assert np.array_equal(joined.windows.start, np.arange(7, 47))
+    assert np.array_equal(joined.windows.start, np.arange(8, 47))
 
 
 def test_interleaved_requests_come_in_order_of_completion() -> None:
@@ -121,7 +121,7 @@ def test_drafters_are_aligned_by_id_when_the_pool_changes() -> None:
     )
     assert np.isnan(windows.realised_acceptance[num_early:, :, 0]).all()
     assert not np.isnan(windows.realised_acceptance[:num_early, 0, 0]).any()
-    assert set(joined.rounds.drafter_index) == {1}
+    assert set(joined.rounds.drafter_index) == {NO_DRAFTER, 1}
     assert joined.segment_versions.tolist() == [[0, 0, 0], [-1, 0, 0]]
 
 
@@ -169,7 +169,7 @@ def test_segments_of_different_depth_are_padded_with_nan() -> None:
     joined = join_segments([head, tail])
     num_early = head.windows.start.size
     assert joined.num_speculative_tokens == 6
-    assert joined.windows.realised_acceptance.shape == (60, 6, 3)
+    assert joined.windows.realised_acceptance.shape == (59, 6, 3)
     assert np.isnan(joined.windows.realised_acceptance[:num_early, 4:]).all()
     assert set(joined.window_num_speculative_tokens[:num_early]) == {4}
     assert set(joined.window_num_speculative_tokens[num_early:]) == {6}
