@@ -74,7 +74,10 @@ class SqliteFile:
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        self._create_layout()
+        with self.connection() as connection:
+            is_new = _number(connection, "user_version") != LAYOUT_VERSION
+        if is_new:
+            self._create_layout()
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
