@@ -52,7 +52,11 @@ def array_from_bytes(
         raise ContractError(
             path, found=f"{len(data)} bytes", expected=f"{needed} bytes for {dtype.name}{shape}"
         )
-    values: NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+    try:
+        values: NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+    except ValueError as error:
+        # An empty array may claim a shape that no array can have.
+        raise ContractError(path, found=f"shape {shape}", expected=str(error)) from error
     return values if dtype.isnative else values.astype(dtype.newbyteorder("="))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import fastavro
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,6 +28,8 @@ from schemas.codec import (
 from schemas.equality import first_difference, same_message
 from schemas.errors import ContractError
 from schemas.events import FinishReason, VerificationEvent
+from schemas.records import from_verification_event
+from schemas.state_records import from_policy_published
 from tests.schemas.builders import make_drafters, make_event, make_policy, make_release
 from tests.schemas.strategies import policies, releases, verification_events
 
@@ -50,6 +55,14 @@ def new_york_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+def framed(name: str, record: dict[str, Any]) -> bytes:
+    """Frame a record that no dataclass would have let through."""
+    schema = PACKAGED.newest[name]
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, schema.parsed, record | {"schema_version": schema.version})
+    return b"\x00" + schema.schema_id.to_bytes(4, "big") + body.getvalue()
 
 
 @given(verification_events())
@@ -244,6 +257,42 @@ def test_invalid_a_body_that_claims_another_version_is_refused() -> None:
     frame[5] = 14  # the zigzag varint of 7, in place of schema_version 1
     with pytest.raises(ContractError, match="schema_version: found 7, expected 1"):
         decode_verification_event(bytes(frame))
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 8], [0] * 70, [-1, 1], [2**62, 2**62]])
+def test_invalid_shapes_that_no_array_can_have_are_refused(shape: list[int]) -> None:
+    record = from_policy_published(make_policy())
+    record["accumulators"] = {"regret": {"shape": shape, "values": b""}}
+    with pytest.raises(ContractError, match=r"accumulators\.regret"):
+        decode_policy_published(framed("policy_published", record))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "rounds.drafter_index",
+        "rounds.first_position",
+        "windows.start",
+        "windows.acceptance_probability",
+        "content.token_ids",
+        "content.prompt_token_ids",
+    ],
+)
+def test_invalid_arrays_whose_bytes_do_not_fit_their_shape_are_refused(path: str) -> None:
+    record = from_verification_event(make_event(with_content=True))
+    part, name = path.split(".")
+    record[part][name] = b"\x00"
+    with pytest.raises(ContractError) as refusal:
+        decode_verification_event(framed("verification_event", record))
+    assert (refusal.value.path, refusal.value.found) == (path, "1 bytes")
+    assert "bytes" in refusal.value.expected
+
+
+def test_invalid_a_partition_listed_twice_is_refused() -> None:
+    record = from_policy_published(make_policy())
+    record["watermark"]["partition_to_offset"] = [{"partition": 1, "offset": 2}] * 2
+    with pytest.raises(ContractError, match=r"watermark\.partition_to_offset"):
+        decode_policy_published(framed("policy_published", record))
 
 
 def test_invalid_a_refusal_of_a_drafter_names_its_place() -> None:
