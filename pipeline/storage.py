@@ -214,7 +214,8 @@ class Storage:
                 shutil.rmtree(hidden)
             else:
                 self._filesystem.rm_file(f"{path}/{visible_by}")
-                self._filesystem.rm(path, recursive=True)
+                if self._filesystem.exists(path):
+                    self._filesystem.rm(path, recursive=True)
 
     def delete_leftovers(self, reference: str) -> None:
         """Delete the temporary files and folders that crashed writers left in a local folder."""

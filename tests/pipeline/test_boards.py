@@ -21,7 +21,7 @@ from pipeline.boards import (
 )
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.opening import declared_topics, open_event_log
-from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
+from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage, TopicSpec
 from schemas import codec
 from schemas.arrow import LoggedEvent
 from schemas.codec import decode_verification_event, encode
@@ -321,11 +321,16 @@ def test_a_broken_policy_between_good_ones_does_not_hide_them(log: EventLog) -> 
     assert follower.num_undecodable == 1
 
 
-def test_a_deleted_stream_is_not_returned(log: EventLog) -> None:
+def test_a_deleted_stream_is_not_returned_even_where_nothing_is_compacted_yet(
+    tmp_path: Path,
+) -> None:
+    log = EmbeddedEventLog(tmp_path / "log.sqlite")
+    log.create_topic(TopicSpec(name=POLICIES, num_partitions=1))
     board = LogPolicyBoard(log, source="l")
     board.publish([make_policy(version=1), make_policy(stream="stream-b")])
     log.append(POLICIES, [Message(key=b"stream-a", value=None)])
     assert [policy.stream for policy in board.read_all()] == ["stream-b"]
+    log.close()
 
 
 # The worker's sender.

@@ -263,6 +263,8 @@ def test_rows_whose_event_is_never_sent_do_not_fill_the_memory(tmp_path: Path) -
     events = [event_with(reference) for reference in (first, second, third)]
     assert prepared_features(rec, events) == [None, second, third]
     assert rec.num_failed == 1
+    later = [event_with(recorded(rec, hidden_states(seed))) for seed in (3, 4)]
+    assert None not in prepared_features(rec, later)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])
