@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,11 +82,15 @@ class SegmentRecorder:
     Args:
         facts: Of the request.
         trajectory: Of the request.
+
+    Attributes:
+        seconds: Time spent recording, which the serving thread pays.
     """
 
     def __init__(self, facts: RequestFacts, trajectory: Trajectory) -> None:
         self._facts = facts
         self._trajectory = trajectory
+        self.seconds = 0.0
         self._segment_index = 0
         self._segment = _Segment(first_position=trajectory.num_prompt_tokens)
 
@@ -96,11 +101,13 @@ class SegmentRecorder:
 
     def add_round(self, verified: Round, logits: torch.Tensor, scored: ScoredBatch | None) -> None:
         """Add a round with the target's logits at its emitted positions, (emitted, V)."""
+        began = time.perf_counter()
         self._segment.rounds.append(verified)
         if scored is not None:
             self._segment.scored.append(scored)
         if self._facts.has_content:
             self._keep_top(logits)
+        self.seconds += time.perf_counter() - began
 
     def cut(
         self,
@@ -113,6 +120,7 @@ class SegmentRecorder:
 
         The states, (P, H), are None without content.
         """
+        began = time.perf_counter()
         segment, facts = self._segment, self._facts
         last = len(self._trajectory)
         event = VerificationEvent(
@@ -147,14 +155,16 @@ class SegmentRecorder:
             hidden = self._trajectory.hidden(segment.first_position, last).clone()
         self._segment_index += 1
         self._segment = _Segment(first_position=last)
+        self.seconds += time.perf_counter() - began
         return event, hidden
 
     def _keep_top(self, logits: torch.Tensor) -> None:
-        log_probs = logits.float().log_softmax(-1)
-        top = log_probs.topk(self._facts.num_kept_tokens, dim=-1)
-        tail = (1.0 - top.values.exp().sum(-1)).clamp(0.0, 1.0)
+        wide = logits.float()
+        top = wide.topk(self._facts.num_kept_tokens, dim=-1)
+        log_probs = top.values - wide.logsumexp(-1, keepdim=True)
+        tail = (1.0 - log_probs.exp().sum(-1)).clamp(0.0, 1.0)
         self._segment.top_ids.append(top.indices.cpu().numpy().astype(np.int32))
-        self._segment.top_log_probs.append(top.values.cpu().numpy().astype(np.float16))
+        self._segment.top_log_probs.append(log_probs.cpu().numpy().astype(np.float16))
         self._segment.tail_mass.append(tail.cpu().numpy().astype(np.float16))
 
     def _windows(self, num_drafters: int) -> ScoredWindows:

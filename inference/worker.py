@@ -113,6 +113,9 @@ class Worker:
         sink: Where events go.
         inbox: Where new policies and weights come from.
         recorder: Where hidden states of consenting streams go; None records none.
+
+    Attributes:
+        emission_seconds: Time that recording and emitting have cost the serving thread.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Worker:
         self._recorder = recorder
         self._priors = StreamPriors()
         self._sequence = 0
+        self.emission_seconds = 0.0
         self._seeds = np.random.SeedSequence(options.seed)
 
     def serve(
@@ -163,9 +167,10 @@ class Worker:
                 run.abort()
             is_full = recorder.num_positions >= self._options.segment_tokens
             if is_full and run.finish_reason is FinishReason.UNFINISHED:
-                self._report(run, recorder, request)
+                self._report(run, recorder)
                 self._take_up_versions(run)
-        self._report(run, recorder, request)
+        self._report(run, recorder)
+        self.emission_seconds += recorder.seconds
         return Completion(
             request_id=request.request_id,
             token_ids=tuple(run.output_token_ids),
@@ -213,15 +218,17 @@ class Worker:
             return np.random.SeedSequence(params.seed)
         return self._seeds.spawn(1)[0]
 
-    def _report(self, run: RequestRun, recorder: SegmentRecorder, request: Request) -> None:
+    def _report(self, run: RequestRun, recorder: SegmentRecorder) -> None:
         event, hidden = recorder.cut(
             run.drafters.versions, run.finish_reason, sequence=self._sequence
         )
         self._sequence += 1
+        began = time.perf_counter()
         if hidden is not None and self._recorder is not None and event.content is not None:
             features = self._recorder.record(hidden)
             event = replace(event, content=replace(event.content, features=features))
         self._sink.emit(event)
+        self.emission_seconds += time.perf_counter() - began
 
     def _take_up_versions(self, run: RequestRun) -> None:
         """Let a running request use new weights from here on."""
