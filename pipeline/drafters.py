@@ -113,12 +113,11 @@ def pool_drafters(
 def _drafter(
     one: DrafterSettings, target: Target, resolve: Callable[[str], Path], dtype: torch.dtype
 ) -> Drafter:
-    sizes = {"longest": one.longest, "shortest": one.shortest}
     match one.kind:
         case "prompt_lookup":
-            return PromptLookupDrafter(one.drafter_id, **sizes)
+            return PromptLookupDrafter(one.drafter_id, longest=one.longest, shortest=one.shortest)
         case "suffix":
-            return SuffixDrafter(one.drafter_id, **sizes)
+            return SuffixDrafter(one.drafter_id, longest=one.longest, shortest=one.shortest)
         case "causal_lm":
             model = load_target(resolve(one.path), dtype=dtype)
             return CausalLmDrafter(model, target, drafter_id=one.drafter_id)

@@ -19,7 +19,7 @@ from schemas.events import DrafterReleased, PolicyPublished, ReleaseState
 logger = logging.getLogger(__name__)
 
 LoadDrafter = Callable[[DrafterReleased], Drafter]
-"""Loads and checks the weights of a release; raises ``ArtifactError`` or ``ValueError`` if it cannot."""
+"""Loads and checks the weights of a release; raises ``ArtifactError`` if it cannot."""
 
 
 class LogInbox:

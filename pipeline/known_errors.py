@@ -7,7 +7,10 @@ from inference.drafters.causal_lm import VocabularyMismatchError
 from inference.engine import PromptTooLongError
 from inference.model_files import ModelFilesError
 from pipeline.archiver import ArchiverError
+from pipeline.demo import DemoError
+from pipeline.demo_check import OutputsDifferError
 from pipeline.eventlog.ports import EventLogError
+from pipeline.json_files import OutputError
 from pipeline.prompts import PromptsError
 from pipeline.storage import ArtifactError
 from replay.errors import ReplayError
@@ -17,8 +20,11 @@ KNOWN_ERRORS = (
     ArchiverError,
     ArtifactError,
     ContractError,
+    DemoError,
     EventLogError,
     ModelFilesError,
+    OutputError,
+    OutputsDifferError,
     PromptTooLongError,
     PromptsError,
     ReplayError,

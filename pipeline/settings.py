@@ -249,6 +249,20 @@ def load_settings(config: Path | None = None) -> Settings:
         raise SettingsError(_one_line(error, file)) from error
 
 
+def service_environment(settings: Settings) -> dict[str, str]:
+    """Return this process's environment with ``settings`` in it, to start a service with.
+
+    A settings file that this process was told to use is not read there.
+    """
+    variables = {
+        PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
+        for name, value in settings.model_dump(mode="json").items()
+        if value is not None
+    }
+    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(PREFIX)}
+    return kept | variables
+
+
 def _keys(section: BaseModel, prefix: str) -> Iterator[SettingKey]:
     for name, info in type(section).model_fields.items():
         value = getattr(section, name)

@@ -21,7 +21,7 @@ from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from pipeline.archiver import Archiver
 from pipeline.boards import LogEventSender, LogEventSource, LogPolicyBoard, LogReleaseBoard
-from pipeline.dead_letters import LogDeadLetters
+from pipeline.dead_letters import DeadLetterTopic
 from pipeline.drafters import HeadLoader, draft_vocabulary, pool_drafters, trainable
 from pipeline.eventlog.opening import declared_topics, open_event_log
 from pipeline.eventlog.ports import EventLog
@@ -29,6 +29,7 @@ from pipeline.features import FeatureRecorder, RecordedFeatures
 from pipeline.inbox import LogInbox
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings
+from schemas.events import VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 
 CLOSE_SECONDS = 10.0
@@ -72,8 +73,29 @@ class RunningWorker:
         return self.emitter.close(CLOSE_SECONDS)
 
 
-def start_worker(settings: Settings, target: Target) -> RunningWorker:
-    """Build a worker on a loaded target and start its inbox."""
+class _TappedEmitter:
+    """Shows every event to a listener on its way to the emitter."""
+
+    def __init__(self, emitter: Emitter, tap: Callable[[VerificationEvent], None]) -> None:
+        self._emitter = emitter
+        self._tap = tap
+
+    def emit(self, event: VerificationEvent) -> None:
+        """Show and queue the event."""
+        self._tap(event)
+        self._emitter.emit(event)
+
+
+def start_worker(
+    settings: Settings, target: Target, *, tap: Callable[[VerificationEvent], None] | None = None
+) -> RunningWorker:
+    """Build a worker on a loaded target and start its inbox.
+
+    Args:
+        settings: Of the worker.
+        target: The verifying model.
+        tap: Shown every event as it is emitted, on the serving thread.
+    """
     worker_id, epoch = settings.worker.worker_id, time.time_ns() // 1000
     registry = DrafterRegistry(str(settings.data))
     drafters = pool_drafters(
@@ -112,7 +134,12 @@ def start_worker(settings: Settings, target: Target) -> RunningWorker:
         ),
     )
     worker = Worker(
-        target, DrafterPool(drafters), options, sink=emitter, inbox=inbox, recorder=features
+        target,
+        DrafterPool(drafters),
+        options,
+        sink=_TappedEmitter(emitter, tap) if tap else emitter,
+        inbox=inbox,
+        recorder=features,
     )
     inbox.start()
     return RunningWorker(worker, emitter, inbox, features)
@@ -192,7 +219,7 @@ def build_archiver(settings: Settings, log: EventLog) -> Archiver:
         log,
         VERIFICATION_EVENTS,
         Path(settings.data),
-        dead_letters=LogDeadLetters(log),
+        dead_letters=DeadLetterTopic(log),
         max_events_per_file=settings.archiver.max_events_per_file,
         max_seconds_per_file=settings.archiver.max_seconds_per_file,
     )

@@ -1,0 +1,254 @@
+"""The demo: a whole turn of the loop on a real model, watched live, proved by a report.
+
+Worker, learner and archiver are the real services over the embedded event log; learner and
+archiver are processes of their own. The traffic changes its domain once, and the heads, which
+know nothing at first, follow it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from inference.sampling import SamplingParams
+from inference.target import Target
+from inference.worker import Completion, Request
+from pipeline.boards import LogPolicyBoard
+from pipeline.demo_check import OutputCheck
+from pipeline.demo_view import DemoView
+from pipeline.json_files import write_json
+from pipeline.prompts import OWN_PROMPTS, Prompt, read_prompts
+from pipeline.replaying import replay_log
+from pipeline.settings import (
+    ArchiverSettings,
+    ContentSettings,
+    FeatureSettings,
+    LearnerSettings,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    WorkerSettings,
+    service_environment,
+)
+from pipeline.traffic import TrafficStatistics
+from pipeline.wiring import RunningWorker, open_log, open_target, start_worker
+from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
+
+
+class DemoError(Exception):
+    """A service of the demo did not do its part; the message says where to look."""
+
+
+STREAM = "demo"
+PHASE_TOKENS = (3800, 2800)
+"""Tokens of the first and the second domain; the heads reach their level within each."""
+
+SAMPLED_CHECKS = 3
+"""Outputs per phase compared with plain decoding unless all are asked for."""
+
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """What the command line asks for.
+
+    Attributes:
+        data: Folder in which the run gets a folder of its own.
+        prompts: Prompts file; None for the project's own.
+        dtype: ``bfloat16`` or ``float32``.
+        checks_all: Compare every output with plain decoding.
+        max_tokens: Tokens per answer.
+        phase_tokens: Tokens per phase, in the order of the domains; empty for the default.
+        json_file: Where to write the numbers.
+    """
+
+    data: Path
+    prompts: Path | None
+    dtype: str
+    checks_all: bool
+    max_tokens: int
+    phase_tokens: tuple[int, ...]
+    json_file: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One domain's share of the traffic."""
+
+    domain: str
+    prompts: tuple[Prompt, ...]
+    num_tokens: int
+
+
+def run_demo(options: DemoOptions, console: Console) -> None:
+    """Run the demo and print where its report lies."""
+    began = time.monotonic()
+    phases = demo_phases(read_prompts(options.prompts), options.phase_tokens or PHASE_TOKENS)
+    folder = options.data / f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    settings = demo_settings(options, folder)
+    with console.status("loading the target (the first time it is converted: about 20 s)"):
+        target = open_target(settings)
+    statistics = TrafficStatistics()
+    check = OutputCheck(target)
+    with (
+        DemoView(console, statistics) as view,
+        _services(settings, target, statistics, view) as running,
+    ):
+        for phase in phases:
+            _serve_phase(phase, options, running, target, statistics, check, view)
+        view.say("waiting for the learner and the archiver to finish")
+    report = folder / "report.html"
+    analysis = replay_log(folder, report=report, json_file=None, console=console)
+    seconds = time.monotonic() - began
+    result = {
+        "seconds": seconds,
+        "dtype": options.dtype,
+        "report": str(report),
+        "phases": statistics.results(),
+        "outputs": check.results(),
+        "rerun_disagreements": analysis.summary.check.num_disagreements,
+    }
+    statistics.show(console)
+    check.show(console)
+    console.print(f"{seconds:.0f} s in all. Open the report: {report}", soft_wrap=True)
+    if options.json_file is not None:
+        write_json(options.json_file, result)
+    check.refuse_differences_in_float32(options.dtype)
+
+
+def demo_phases(prompts: Sequence[Prompt], phase_tokens: Sequence[int]) -> list[Phase]:
+    """Return one phase per domain, in the order of the file, as many as there are token counts."""
+    domain_to_prompts: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        domain_to_prompts.setdefault(prompt.domain, []).append(prompt)
+    return [
+        Phase(domain=domain, prompts=tuple(members), num_tokens=num_tokens)
+        for (domain, members), num_tokens in zip(
+            domain_to_prompts.items(), phase_tokens, strict=False
+        )
+    ]
+
+
+def demo_settings(options: DemoOptions, folder: Path) -> Settings:
+    """Return the settings of all services of one run."""
+    try:
+        model = ModelSettings.model_validate({"dtype": options.dtype})
+    except ValidationError as error:
+        raise SettingsError(f"--dtype {options.dtype}: expected bfloat16 or float32") from error
+    return Settings(
+        data=folder,
+        model=model,
+        worker=WorkerSettings(worker_id="demo-worker", poll_seconds=0.1),
+        learner=LearnerSettings(
+            learner_id="demo-learner",
+            publish_weights_every_events=1,
+            keep_versions=2,
+            draft_vocabulary_text=options.prompts or OWN_PROMPTS,
+        ),
+        archiver=ArchiverSettings(max_seconds_per_file=10.0),
+        content=ContentSettings(consenting_streams=(STREAM,)),
+        features=FeatureSettings(enabled=True),
+    )
+
+
+def _serve_phase(
+    phase: Phase,
+    options: DemoOptions,
+    running: RunningWorker,
+    target: Target,
+    statistics: TrafficStatistics,
+    check: OutputCheck,
+    view: DemoView,
+) -> None:
+    """Serve one domain until its tokens are used up, its prompts in turn."""
+    statistics.begin_phase(phase.domain)
+    view.say(f"serving {phase.domain}")
+    params = SamplingParams(max_tokens=options.max_tokens)
+    number = 0
+    while statistics.phases[-1].num_tokens < phase.num_tokens:
+        prompt = phase.prompts[number % len(phase.prompts)]
+        request = Request(
+            request_id=f"{phase.domain}-{number:04d}",
+            stream=STREAM,
+            prompt_token_ids=target.encode(prompt.text),
+            params=params,
+            has_consent=True,
+        )
+        completion: Completion = running.worker.serve(request)
+        if options.checks_all or number < SAMPLED_CHECKS:
+            check.compare(request.prompt_token_ids, params, completion.token_ids)
+        view.update()
+        number += 1
+
+
+@contextmanager
+def _services(
+    settings: Settings, target: Target, statistics: TrafficStatistics, view: DemoView
+) -> Iterator[RunningWorker]:
+    """Run learner, archiver and worker; on the way out, let them finish what was sent."""
+    view.say("starting learner and archiver")
+    processes = [_start(name, settings) for name in ("learner", "archiver")]
+    try:
+        _wait_for_first_releases(settings, processes[0])
+        running = start_worker(settings, target, tap=statistics.add)
+        try:
+            yield running
+        finally:
+            running.close()
+        _wait_until_learned(settings)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(STOP_SECONDS)
+
+
+def _start(name: str, settings: Settings) -> subprocess.Popen[bytes]:
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with (settings.data / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline.cli", name],
+            env=service_environment(settings),
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _wait_for_first_releases(settings: Settings, learner: subprocess.Popen[bytes]) -> None:
+    heads = sum(drafter.kind == "hydra" for drafter in settings.drafters)
+    log = open_log(settings)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while log.end_offset(DRAFTER_RELEASES, 0) < heads:
+            if learner.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"the learner did not start: see {settings.data / 'learner.log'}")
+            time.sleep(0.1)
+    finally:
+        log.close()
+
+
+def _wait_until_learned(settings: Settings) -> None:
+    log = open_log(settings)
+    try:
+        deadline = time.monotonic() + STOP_SECONDS
+        board = LogPolicyBoard(log, source="demo")
+        while time.monotonic() < deadline:
+            learned = [
+                policy.watermark.partition_to_offset.get(0, 0) for policy in board.read_all()
+            ]
+            if max(learned, default=0) >= log.end_offset(VERIFICATION_EVENTS, 0):
+                return
+            time.sleep(0.1)
+    finally:
+        log.close()
