@@ -46,6 +46,14 @@ ROW_GROUP_BYTES = 32 * 2**20
 
 ROW_GROUP_ROWS = 16_384
 
+_DICTIONARY_COLUMNS = [
+    f"{field.name}.list.element" if pa.types.is_large_list(field.type) else field.name
+    for field in VERIFICATION_EVENT_SCHEMA
+    if not pa.types.is_floating(getattr(field.type, "value_type", field.type))
+]
+"""Floats are written plainly: as dictionaries they are twice as slow to write and to read, and
+byte-stream splitting, which is as fast and smaller, is unknown to many readers for 16 bits."""
+
 _PLAIN = (
     *("event_id", "worker_id", "worker_epoch", "sequence", "stream", "request_id"),
     *("segment_index", "is_final", "target_id", "target_fingerprint", "tokenizer_hash"),
@@ -289,6 +297,7 @@ def write_table(table: pa.Table, file: str | Path | IO[bytes]) -> None:
         table,
         file,
         compression="zstd",
+        use_dictionary=_DICTIONARY_COLUMNS,
         row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // bytes_per_row)),
         write_page_checksum=True,
     )

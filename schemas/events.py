@@ -23,18 +23,7 @@ from numpy.typing import NDArray
 from schemas import checks
 
 NO_DRAFTER = -1
-
-
-def _protect_arrays(
-    message: Rounds | ScoredWindows | Content | CostModel | PolicyPublished,
-) -> None:
-    """Replace every array field by a read-only view: what was checked once stays as it was."""
-    for name in message.__dataclass_fields__:
-        values = getattr(message, name)
-        if isinstance(values, np.ndarray) and values.flags.writeable:
-            protected = values.view()
-            protected.flags.writeable = False
-            object.__setattr__(message, name, protected)
+"""Drafter index of a round in which nothing was drafted."""
 
 
 class FinishReason(StrEnum):
@@ -299,6 +288,8 @@ class PolicyPublished:
     def __post_init__(self) -> None:
         _protect_arrays(self)
         checks.policy_published(self)
+        accumulators = {name: _read_only(values) for name, values in self.accumulators.items()}
+        object.__setattr__(self, "accumulators", accumulators)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,3 +336,20 @@ class DrafterReleased:
     def __post_init__(self) -> None:
         checks.member("state", self.state, ReleaseState)
         checks.drafter_released(self)
+
+
+def _protect_arrays(
+    message: Rounds | ScoredWindows | Content | CostModel | PolicyPublished,
+) -> None:
+    """Replace every array field by a read-only view: what was checked once stays as it was."""
+    for name in message.__dataclass_fields__:
+        values = getattr(message, name)
+        if isinstance(values, np.ndarray) and values.flags.writeable:
+            object.__setattr__(message, name, _read_only(values))
+
+
+def _read_only(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a view that cannot be written, and leave the caller's array as it is."""
+    view = values.view()
+    view.flags.writeable = False
+    return view

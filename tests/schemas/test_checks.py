@@ -398,7 +398,9 @@ def test_arrays_of_a_message_cannot_be_written_and_the_caller_keeps_his_own() ->
     with pytest.raises(ValueError, match="read-only"):
         windows.start[0] = 1
     start[0] = 1
-    assert make_policy().log_weights.flags.writeable is False
+    policy = make_policy()
+    for values in (policy.log_weights, policy.cost.verify_seconds, policy.accumulators["regret"]):
+        assert not values.flags.writeable
 
 
 def test_an_id_of_a_drafter_may_look_like_a_number() -> None:
