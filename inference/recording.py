@@ -41,6 +41,11 @@ class Round:
     verify_seconds: float
     score_seconds: float
 
+    @property
+    def seconds(self) -> float:
+        """Time of the whole round."""
+        return self.draft_seconds + self.verify_seconds + self.score_seconds
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestFacts:
