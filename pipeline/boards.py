@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from pipeline.dead_letters import DeadLetter, DeadLetterTopic
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
 from schemas.arrow import LoggedEvent
 from schemas.codec import (
@@ -23,9 +24,8 @@ from schemas.codec import (
 )
 from schemas.errors import ContractError
 from schemas.events import DrafterReleased, PolicyPublished, VerificationEvent
-from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
+from schemas.topics import DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
 
-LONGEST_REASON_CHARACTERS = 500
 POLL_SLICE_SECONDS = 0.05
 
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class LogEventSource:
         self._partition_to_offset = {
             partition: log.begin_offset(VERIFICATION_EVENTS, partition) for partition in partitions
         }
+        self._dead_letters = DeadLetterTopic(log)
         self._first = 0
         self.num_dead_letters = 0
 
@@ -151,7 +152,9 @@ class LogEventSource:
             try:
                 event = decode_verification_event(stored.message.value)
             except ContractError as error:
-                letters.append(_dead_letter(stored, str(error)))
+                letters.append(
+                    DeadLetter(topic=VERIFICATION_EVENTS, stored=stored, reason=str(error))
+                )
                 logger.warning("%s, set aside: %s", _place(VERIFICATION_EVENTS, stored), error)
             else:
                 events.append(
@@ -163,22 +166,9 @@ class LogEventSource:
                         event=event,
                     )
                 )
-        if letters:
-            self._log.append(DEAD_LETTERS, letters)
-            self.num_dead_letters += len(letters)
+        self._dead_letters.set_aside(letters)
+        self.num_dead_letters += len(letters)
         return events
-
-
-def _dead_letter(stored: StoredMessage, reason: str) -> Message:
-    """Keep key, value and headers byte for byte and say what was wrong with them."""
-    headers = {
-        **stored.message.headers,
-        "reason": reason[:LONGEST_REASON_CHARACTERS].encode(),
-        "topic": VERIFICATION_EVENTS.encode(),
-        "partition": str(stored.partition).encode(),
-        "offset": str(stored.offset).encode(),
-    }
-    return replace(stored.message, headers=headers)
 
 
 class _Follower(Generic[T]):

@@ -23,6 +23,9 @@ from tests.schemas.builders import make_event
 
 EVENT = make_event(num_windows=1)
 
+# The child only emits, closes and exits, so the locks of other threads do not matter to it.
+fork_with_threads = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
 
 def event(sequence: int) -> VerificationEvent:
     return replace(EVENT, sequence=sequence)
@@ -245,6 +248,7 @@ def test_no_thread_runs_before_the_first_emit() -> None:
     wait_until(lambda: threading.active_count() == before)
 
 
+@fork_with_threads
 def test_an_emitter_built_and_used_before_a_fork_sends_in_both_processes() -> None:
     log = FakeLog()
     emitter = Emitter(log.send, capacity=10)
@@ -263,6 +267,7 @@ def test_an_emitter_built_and_used_before_a_fork_sends_in_both_processes() -> No
     assert log.sequences == [0, 1]
 
 
+@fork_with_threads
 def test_a_child_does_not_wait_for_or_send_what_its_parent_has_queued() -> None:
     log = blocked_log()
     emitter = Emitter(log.send, capacity=10)

@@ -14,11 +14,15 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
 import torch
 
 from pipeline.registry import DrafterRegistry
 
 torch.set_num_threads(1)
+
+# The child writes files and dies; it takes no lock that a thread of the parent could hold.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir")
 FORMER = 4

@@ -196,6 +196,13 @@ def test_content_shows_in_a_dead_letter_only_where_it_is_content(
         assert str(canary).encode() not in b"".join(letter.message.headers.values())
 
 
+def test_a_dead_letter_is_kept_once_however_often_it_is_read(log: EventLog) -> None:
+    log.append(VERIFICATION_EVENTS, [broken(b"\xff"), message(1)])
+    for _ in range(3):
+        assert [r.offset for r in LogEventSource(log, [0]).poll(0.0)] == [1]
+    assert len(read_everything(log, DEAD_LETTERS)) == 1
+
+
 def test_broken_messages_alone_do_not_hold_up_the_reader(log: EventLog) -> None:
     log.append(VERIFICATION_EVENTS, [broken(b"\xff")] * 7)
     source = LogEventSource(log, [0], max_messages=5)

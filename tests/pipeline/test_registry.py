@@ -305,24 +305,24 @@ def test_a_publisher_that_another_overwrites_at_the_last_moment_is_told(
 def test_every_file_is_synced_before_the_rename_and_the_folder_after_it(
     tmp_path: Path, local: DrafterRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps: list[str] = []
+    steps: list[int] = []
     real_fsync, real_rename = os.fsync, os.rename
 
     def fsync(descriptor: int) -> None:
-        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        steps.append(os.fstat(descriptor).st_ino)
         real_fsync(descriptor)
 
     def rename(source: Path, destination: Path) -> None:
-        steps.append("rename")
+        steps.append(-1)
         real_rename(source, destination)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
-    local.write("head-a", 1, weights(), {})
-    before, after = steps[: steps.index("rename")], steps[steps.index("rename") + 1 :]
-    assert {"weights.safetensors", "config.json", "README.md", "manifest.json"} <= set(before)
-    assert before[-1].startswith("_")
-    assert after == ["head-a", "drafters"]
+    folder = tmp_path / local.write("head-a", 1, weights(), {}).uri
+    before, after = steps[: steps.index(-1)], steps[steps.index(-1) + 1 :]
+    assert {path.stat().st_ino for path in folder.iterdir()} == set(before[:-1])
+    assert before[-1] == folder.stat().st_ino
+    assert after == [folder.parent.stat().st_ino, folder.parent.parent.stat().st_ino]
 
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
