@@ -61,7 +61,7 @@ class LogEventSource:
             partition: log.begin_offset(VERIFICATION_EVENTS, partition) for partition in partitions
         }
         self._dead_letters = DeadLetterTopic(log)
-        self._first = 0
+        self._turn = 0
         self.num_dead_letters = 0
 
     @property
@@ -134,8 +134,8 @@ class LogEventSource:
 
     def _read_next(self, seconds: float) -> list[StoredMessage]:
         """Wait on the partition whose turn it is."""
-        self._first = (self._first + 1) % len(self.partitions)
-        return list(self._read(self.partitions[self._first], seconds=seconds))
+        self._turn = (self._turn + 1) % len(self.partitions)
+        return list(self._read(self.partitions[self._turn], seconds=seconds))
 
     def _read(self, partition: int, *, seconds: float) -> Sequence[StoredMessage]:
         return self._log.read(
