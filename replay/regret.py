@@ -41,7 +41,8 @@ class ComparableRounds:
         played_losses, played_lengths: The same of what was played, (T,).
         request, stream: Index of each round's request and stream, (T,).
         token: Tokens that the log had emitted before each round, (T,).
-        num_left_out: Rounds of the log that cannot be compared.
+        num_left_out: Rounds of the log with a draft that cannot be compared. A round without
+            draft and without window (the prompt's own pass, the last token) chose nothing.
         num_unscored: Rounds in which a drafter was not scored and counts as none, (N,).
     """
 
@@ -88,6 +89,7 @@ def comparable_rounds(trace: Trace) -> ComparableRounds:
     lengths = np.where(np.isnan(lengths), 1.0, lengths)
     depth = windows.num_speculative_tokens[rounds.window[chosen]]
     request = rounds.request[chosen].astype(np.int64)
+    num_drafted = int(np.count_nonzero(rounds.num_draft_tokens))
     return ComparableRounds(
         losses=_losses(lengths, depth),
         lengths=lengths,
@@ -96,7 +98,7 @@ def comparable_rounds(trace: Trace) -> ComparableRounds:
         request=request,
         stream=trace.request_stream[request].astype(np.int64),
         token=rounds.token[chosen],
-        num_left_out=rounds.window.size - chosen.size,
+        num_left_out=num_drafted - int(np.count_nonzero(rounds.num_draft_tokens[chosen])),
         num_unscored=num_unscored,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -36,7 +37,8 @@ def write_report(analysis: Analysis, out: Path) -> None:
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, out)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise ReplayError(
             f"cannot write the report to {out} ({error.strerror}); choose another place"
         ) from error

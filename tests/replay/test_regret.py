@@ -44,7 +44,8 @@ def test_a_greedy_round_was_played_at_the_length_it_had() -> None:
     logged = event.rounds.num_accepted_tokens[1:-3] + 1
     assert np.array_equal(rounds.played_lengths[:-3], logged)
     assert np.allclose(rounds.played_losses[:-3], 1 - logged / 5)
-    assert rounds.num_left_out == 1
+    assert rounds.num_left_out == 0
+    assert rounds.num_rounds == event.rounds.first_position.size - 1
 
 
 def test_a_round_without_drafter_counts_one_token() -> None:
@@ -63,7 +64,7 @@ def test_rounds_without_window_are_left_out_for_all_and_counted() -> None:
     gone = event.rounds.first_position[3:6]
     keep[np.isin(event.windows.start, gone)] = False
     rounds = rounds_of(keep_windows(event, keep))
-    assert rounds.num_left_out == 1 + 3
+    assert rounds.num_left_out == 3
     assert rounds.num_rounds == event.rounds.first_position.size - 4
     assert np.isfinite(rounds.losses).all()
 
@@ -77,7 +78,8 @@ def test_a_round_whose_played_drafter_was_not_scored_is_left_out() -> None:
         event.windows, acceptance_probability=values[0], realised_acceptance=values[1]
     )
     rounds = rounds_of(replace(event, windows=windows))
-    assert rounds.num_left_out == 1 + int((event.rounds.drafter_index == 0).sum())
+    is_first = event.rounds.drafter_index == 0
+    assert rounds.num_left_out == int((event.rounds.num_draft_tokens[is_first] > 0).sum())
     assert rounds.num_unscored.tolist() == [rounds.num_rounds, 0, 0]
     assert (rounds.lengths[:, 0] == 1.0).all()
 

@@ -23,7 +23,7 @@ from replay.rerun import (
     walk_all,
 )
 from schemas.events import NO_DRAFTER, AcceptanceRule, VerificationEvent
-from tests.replay.synthetic import make_request, split, window_rows
+from tests.replay.synthetic import make_request, split
 
 DETERMINISTIC = [AcceptanceRule.GREEDY, AcceptanceRule.ONE_HOT]
 
@@ -50,26 +50,16 @@ def test_an_exact_log_agrees_with_itself_in_every_round(rule: AcceptanceRule) ->
 
 
 @pytest.mark.parametrize("rule", DETERMINISTIC)
-def test_one_accepted_token_too_few_is_found(rule: AcceptanceRule) -> None:
+def test_one_accepted_token_too_many_is_found(rule: AcceptanceRule) -> None:
     event = make_request(hit_rates=[1.0], num_tokens=60, rule=rule)
-    head, _ = split(event, 6)
-    # A worker with an off-by-one would log rounds that are consistent in themselves.
-    accepted, emitted = (
-        head.rounds.num_accepted_tokens.copy(),
-        head.rounds.num_emitted_tokens.copy(),
-    )
-    accepted[5], emitted[5] = 3, 4
-    rounds = replace(head.rounds, num_accepted_tokens=accepted, num_emitted_tokens=emitted)
-    shorter = replace(
-        head,
-        rounds=rounds,
-        num_positions=head.num_positions - 1,
-        windows=window_rows(head.windows, 0, head.windows.start.size - 1),
-    )
-    (found, *_) = verify_logged_rounds(join_segments([shorter])).disagreements
-    assert (found.round_index, found.quantity) == (5, "num_accepted_tokens")
-    assert (found.logged, found.rebuilt) == (3.0, 4.0)
-    assert "round 5: num_accepted_tokens is 3 in the log, 4 from the windows" in str(found)
+    realised = event.windows.realised_acceptance.copy()
+    realised[event.windows.start == event.rounds.first_position[5], 3] = 0.0
+    found = verify_logged_rounds(joined(with_realised(event, realised))).disagreements
+    assert [(one.round_index, one.quantity, one.logged, one.rebuilt) for one in found] == [
+        (5, "num_accepted_tokens", 4.0, 3.0),
+        (5, "num_emitted_tokens", 5.0, 4.0),
+    ]
+    assert "round 5: num_accepted_tokens is 4 in the log, 3 from the windows" in str(found[0])
 
 
 def test_an_acceptance_that_the_windows_forbid_is_found_when_sampling() -> None:
