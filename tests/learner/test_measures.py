@@ -23,6 +23,7 @@ from learner.measures import (
     realised_one_hot_acceptance,
     realised_sampling_acceptance,
     sampling_acceptance,
+    walked_acceptance_length,
 )
 
 VOCABULARY = 3
@@ -209,6 +210,17 @@ def test_counts_give_rates_and_no_sample_gives_none() -> None:
     assert acceptance_rate(6, 12) == 0.5
     assert mean_acceptance_length(0, 0) is None
     assert acceptance_rate(0, 0) is None
+
+
+def test_walking_counts_only_the_windows_in_which_a_round_begins() -> None:
+    """Rounds begin at 5, 8 and 9; the short windows between are never entered."""
+    lengths = np.array([3.0, 1.0, 1.0, 1.0, 2.0, 1.0])
+    assert walked_acceptance_length(np.arange(5, 11), lengths) == 2.0
+
+
+def test_walking_without_a_scored_window_gives_none() -> None:
+    assert walked_acceptance_length(np.arange(2), np.full(2, np.nan)) is None
+    assert walked_acceptance_length(np.arange(0), np.empty(0)) is None
 
 
 def test_invalid_shapes_are_refused() -> None:

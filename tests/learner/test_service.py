@@ -188,6 +188,7 @@ def test_a_stream_first_seen_before_a_crash_is_not_lost_to_a_stream_published_la
     board.generator, board.num_stored_before_crash = np.random.default_rng(1), 1
     with pytest.raises(CrashError):
         learner.run(lambda: source.is_drained)
+    assert [policy.stream for policy in board.read_all()] == ["busy"]
     board.num_stored_before_crash = None
     learner, source = learner_of(log, board, np.random.default_rng(0))
     learner.run(lambda: source.is_drained)
