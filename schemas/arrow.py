@@ -101,6 +101,8 @@ def events_to_table(rows: Sequence[LoggedEvent]) -> pa.Table:
         name: pa.array(values, VERIFICATION_EVENT_SCHEMA.field(name).type)
         for name, values in name_to_values.items()
     }
+    priors = [event.prior_probabilities for event in events]
+    columns["prior_probabilities"] = _list_column("prior_probabilities", priors)
     for prefix, names in _ARRAYS.items():
         parts = [getattr(event, prefix) for event in events]
         for name in names:
@@ -230,6 +232,7 @@ def _event(value: Callable[[str], Any]) -> VerificationEvent:
     return VerificationEvent(
         **plain,
         produced_at=value("produced_at"),
+        prior_probabilities=value("prior_probabilities"),
         finish_reason=choice("finish_reason", FinishReason, value("finish_reason")),
         drafters=pool,
         sampling=SamplingRule(

@@ -32,12 +32,17 @@ MAX_LEVELS = 2**15 - 2
 """Token counts of a round travel as int16, bonus token included."""
 
 _NO_TIME = timedelta(0)
-_ROUND_COUNTS = ("drafter_index", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
+_ROUND_COUNTS = (
+    *("drafter_index", "num_draft_tokens", "num_accepted_tokens"),
+    *("num_emitted_tokens", "num_scored_windows"),
+)
 _ROUND_SECONDS = ("draft_seconds", "verify_seconds", "score_seconds")
 _SMALLEST_FLOAT32 = np.nextafter(np.float32(0), np.float32(1))
 _LARGEST_FLOAT32 = np.finfo(np.float32).max
 _LARGEST_FLOAT64 = np.finfo(np.float64).max
 _FLOAT16_ONE = np.uint16(0x3C00)
+_FLOAT16_INFINITY = np.uint16(0x7C00)
+_FLOAT16_MAGNITUDE = np.uint16(0x7FFF)
 
 
 def identifier(path: str, value: Any) -> None:
@@ -130,9 +135,14 @@ def fractions(path: str, values: NDArray[np.float16]) -> None:
     """Refuse the first float16 outside [0, 1] that is not NaN.
 
     Bit patterns of floats >= 0 are ordered as the floats are, and comparing integers is about
-    ten times faster than comparing float16: nearly all events pass on the first line.
+    ten times faster than comparing float16; nearly no event gets as far as ``within``.
     """
-    if (values.view(np.uint16) <= _FLOAT16_ONE).all():
+    bits = values.view(np.uint16)
+    good = bits <= _FLOAT16_ONE
+    if good.all():
+        return
+    good |= (bits & _FLOAT16_MAGNITUDE) > _FLOAT16_INFINITY
+    if good.all():
         return
     within(path, values, np.float16(0.0), np.float16(1.0), nan_allowed=True)
 
@@ -207,10 +217,20 @@ def verification_event(event: events.VerificationEvent) -> None:
             expected=f"a reason exactly when is_final (it is {event.is_final})",
         )
     distinct_drafters(event.drafters)
+    _prior(event)
     _rounds(event)
     _windows(event)
     if event.content is not None:
         _content(event, event.content)
+
+
+def _prior(event: events.VerificationEvent) -> None:
+    prior = event.prior_probabilities
+    array("prior_probabilities", prior, np.float64, (len(event.drafters),))
+    within("prior_probabilities", prior, 0.0, 1.0)
+    total = float(prior.sum())
+    if len(prior) and not abs(total - 1.0) <= 1e-6:
+        raise ContractError("prior_probabilities", found=f"a sum of {total}", expected="1")
 
 
 def _rounds(event: events.VerificationEvent) -> None:
@@ -226,6 +246,7 @@ def _rounds(event: events.VerificationEvent) -> None:
     within("rounds.num_draft_tokens", drafted, 0, limit)
     within("rounds.num_accepted_tokens", accepted, 0, drafted)
     _emitted(event)
+    within("rounds.num_scored_windows", rounds.num_scored_windows, 0, 2**15 - 1)
     within("rounds.selection_probability", rounds.selection_probability, _SMALLEST_FLOAT32, 1.0)
     for name in _ROUND_SECONDS:
         within(f"rounds.{name}", getattr(rounds, name), 0.0, _LARGEST_FLOAT32)
@@ -258,8 +279,9 @@ def _windows(event: events.VerificationEvent) -> None:
     lowest = np.concatenate(([event.num_prompt_tokens], start + 1))[:num_windows]
     end = event.first_position + event.num_positions
     within("windows.start", start, lowest, end - min(1, levels))
-    existing = np.minimum(levels, end - start) if event.is_final else levels
-    within("windows.num_levels", windows.num_levels, existing, existing)
+    most = np.minimum(levels, end - start) if event.is_final else levels
+    least = np.minimum(levels, np.maximum(end - start - 1, 1)) if event.is_final else levels
+    within("windows.num_levels", windows.num_levels, least, most)
     within("windows.start", start, event.num_prompt_tokens, end - windows.num_levels)
     shape = (num_windows, levels, len(event.drafters))
     for name in ("acceptance_probability", "realised_acceptance"):

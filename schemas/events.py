@@ -100,6 +100,8 @@ class Rounds:
         num_accepted_tokens: int16, tokens accepted **without** bonus, 0..num_draft_tokens.
         num_emitted_tokens: int16, tokens that reached the output, bonus included; accepted + 1
             unless the request's end cut them off (then every later round of it emits 0).
+        num_scored_windows: int16, windows that the request's selector learned right after this
+            round, >= 0; tells a re-run when to learn what.
         selection_probability: float32, the drafter's probability when selected, in (0, 1].
         draft_seconds, verify_seconds, score_seconds: float32, monotonic clock, >= 0.
     """
@@ -109,6 +111,7 @@ class Rounds:
     num_draft_tokens: NDArray[np.int16]
     num_accepted_tokens: NDArray[np.int16]
     num_emitted_tokens: NDArray[np.int16]
+    num_scored_windows: NDArray[np.int16]
     selection_probability: NDArray[np.float32]
     draft_seconds: NDArray[np.float32]
     verify_seconds: NDArray[np.float32]
@@ -124,8 +127,9 @@ class ScoredWindows:
 
     Level ``k`` (array index ``k - 1``) of the window that starts at ``t`` is the drafter's
     prediction of position ``t + k - 1`` as it would have been made from ``t``. A window is
-    logged only once complete: it has all K levels, or the request has ended and it reaches to the
-    last position (``num_levels`` < K, the same for all drafters).
+    logged only once complete: it has all K levels, or the request has ended and it has the levels
+    that a round there could still use (``num_levels`` < K, the same for all drafters; the last
+    token of a request is never followed by a bonus token, so it may be left out).
 
     Attributes:
         start: int32 (W,), position of level 1, strictly increasing.
@@ -189,6 +193,8 @@ class VerificationEvent:
     """One segment of one request: consecutive verified positions under unchanged versions.
 
     The message key is ``stream``; the idempotence key is (worker_id, worker_epoch, sequence).
+    ``prior_probabilities`` (N,) is what the request's policy started from, sum 1: with it, and the
+    windows, selection can be re-run exactly though the policy itself has long been replaced.
     """
 
     event_id: str
@@ -206,6 +212,7 @@ class VerificationEvent:
     tokenizer_hash: str
     policy_name: str
     policy_version: int
+    prior_probabilities: NDArray[np.float64]
     drafters: tuple[DrafterVersion, ...]
     sampling: SamplingRule
     num_speculative_tokens: int

@@ -21,6 +21,7 @@ from schemas.events import (
 from schemas.packing import (
     FLOAT16,
     FLOAT32,
+    FLOAT64,
     INT16,
     INT32,
     Record,
@@ -39,6 +40,7 @@ _ROUND_DTYPES: dict[str, np.dtype[Any]] = {
     "num_draft_tokens": INT16,
     "num_accepted_tokens": INT16,
     "num_emitted_tokens": INT16,
+    "num_scored_windows": INT16,
     "selection_probability": FLOAT32,
     "draft_seconds": FLOAT32,
     "verify_seconds": FLOAT32,
@@ -65,6 +67,7 @@ def from_verification_event(event: VerificationEvent) -> Record:
         "tokenizer_hash": event.tokenizer_hash,
         "policy_name": event.policy_name,
         "policy_version": event.policy_version,
+        "prior_probabilities": array_to_bytes(event.prior_probabilities, FLOAT64),
         "drafters": drafters_to_records(event.drafters),
         "sampling": {
             "acceptance_rule": sampling.acceptance_rule.value,
@@ -100,6 +103,12 @@ def to_verification_event(record: Record) -> VerificationEvent:
     rest = {name: record[name] for name in _PLAIN_EVENT_FIELDS}
     return VerificationEvent(
         **rest,
+        prior_probabilities=array_from_bytes(
+            "prior_probabilities",
+            record["prior_probabilities"],
+            FLOAT64,
+            (len(record["drafters"]),),
+        ),
         finish_reason=choice("finish_reason", FinishReason, record["finish_reason"]),
         drafters=drafters_from_records(record["drafters"]),
         sampling=_to_sampling(record["sampling"]),
