@@ -95,6 +95,7 @@ class RequestRun:
         self.trajectory = Trajectory(
             prompt_token_ids,
             params,
+            max_output_tokens=min(params.max_tokens, room),
             hidden_size=target.hidden_size,
             dtype=target.dtype,
             device=target.device,
@@ -102,6 +103,7 @@ class RequestRun:
         self.drafters = pool.start(
             self.trajectory,
             stream=stream,
+            vocab_size=target.vocab_size,
             draws_drafts=options.draws_drafts and not params.is_greedy,
         )
         self.scorer = WindowScorer(
@@ -126,7 +128,7 @@ class RequestRun:
 
     def step(self, recorder: SegmentRecorder | None = None) -> Round:
         """Play one round; the first reads the prompt and emits one token."""
-        if self.trajectory.num_output_tokens == 0:
+        if self.trajectory.num_output_tokens == 0 or not self.drafters.is_awake.any():
             return self._round(NO_DRAFTER, 1.0, Draft(), 0.0, recorder)
         index, probability = self._selector.choose(self.drafters.is_awake, self._selection_rng)
         room = self._stopping.num_speculative_tokens(
@@ -189,7 +191,8 @@ class RequestRun:
 
     def _verify(self, draft: Draft, target_pass: _Pass) -> Verification:
         if target_pass.probs is None:
-            chosen = target_pass.logits.argmax(-1).tolist()
+            # Widening first is exact, and several times faster than arg-max over bfloat16.
+            chosen = target_pass.logits.float().argmax(-1).tolist()
             return verify_tokens(chosen, draft.token_ids)
         uniforms = self._dice.at(self.trajectory.num_output_tokens, len(draft.token_ids) + 1)
         if draft.probs is not None:
@@ -198,7 +201,8 @@ class RequestRun:
 
     def _emit(self, token_ids: Sequence[int], target_pass: _Pass) -> None:
         count = len(token_ids)
-        probs = None if target_pass.probs is None else target_pass.probs[:count]
+        is_scored = min(self._options.score_block, self._options.num_speculative_tokens) > 0
+        probs = target_pass.probs[:count] if target_pass.probs is not None and is_scored else None
         self.trajectory.extend(token_ids, target_pass.hidden[:count], probs)
         # The last emitted token has not been fed: the next pass begins with it.
         self._session.keep(len(self.trajectory) - 1)

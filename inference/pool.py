@@ -61,9 +61,13 @@ class DrafterPool:
             raise KeyError(f"drafter {drafter.version.drafter_id!r} is not in the pool {ids}")
         self._drafters[ids.index(drafter.version.drafter_id)] = drafter
 
-    def start(self, trajectory: Trajectory, *, stream: str, draws_drafts: bool) -> PoolSession:
+    def start(
+        self, trajectory: Trajectory, *, stream: str, vocab_size: int, draws_drafts: bool
+    ) -> PoolSession:
         """Begin a request with the versions in force now."""
-        return PoolSession(self, trajectory, stream=stream, draws_drafts=draws_drafts)
+        return PoolSession(
+            self, trajectory, stream=stream, vocab_size=vocab_size, draws_drafts=draws_drafts
+        )
 
 
 class PoolSession:
@@ -73,6 +77,7 @@ class PoolSession:
         pool: Lends its drafters and counts failures.
         trajectory: The request.
         stream: The request's stream.
+        vocab_size: V of the target; no id beyond it may reach the target.
         draws_drafts: Whether drafts are drawn rather than the most probable.
 
     Attributes:
@@ -80,11 +85,18 @@ class PoolSession:
     """
 
     def __init__(
-        self, pool: DrafterPool, trajectory: Trajectory, *, stream: str, draws_drafts: bool
+        self,
+        pool: DrafterPool,
+        trajectory: Trajectory,
+        *,
+        stream: str,
+        vocab_size: int,
+        draws_drafts: bool,
     ) -> None:
         self._pool = pool
         self._trajectory = trajectory
         self._stream = stream
+        self._vocab_size = vocab_size
         self._draws_drafts = draws_drafts
         self.is_awake: NDArray[np.bool_] = np.ones(len(pool), dtype=np.bool_)
         self._sessions: list[DraftSession | None] = [None] * len(pool)
@@ -116,7 +128,7 @@ class PoolSession:
             return Draft()
         try:
             draft = session.draft(num_tokens, rng)
-            _refuse_unusable(draft, num_tokens)
+            _refuse_unusable(draft, num_tokens, self._vocab_size)
         except SESSION_ERRORS as error:
             self._lose([index], error)
             return Draft()
@@ -163,9 +175,13 @@ class PoolSession:
     def _predict(self, members: list[int], windows: WindowBatch) -> Sequence[Predictions]:
         sessions = [session for i in members if (session := self._sessions[i]) is not None]
         if len(members) == 1:
-            return [sessions[0].predict(windows)]
-        leader: GroupedDrafter = self._drafters[members[0]]  # type: ignore[assignment]
-        return leader.predict_group(sessions, windows)
+            found: Sequence[Predictions] = [sessions[0].predict(windows)]
+        else:
+            leader: GroupedDrafter = self._drafters[members[0]]  # type: ignore[assignment]
+            found = leader.predict_group(sessions, windows)
+        for predictions in found:
+            _refuse_unreadable(predictions, windows, self._vocab_size)
+        return found
 
     def _predict_alone(
         self,
@@ -193,8 +209,35 @@ class PoolSession:
             _LOG.warning("drafter %s sits out this request: %s", drafter_id, error)
 
 
-def _refuse_unusable(draft: Draft, num_tokens: int) -> None:
-    if len(draft.token_ids) > num_tokens:
-        raise ValueError(f"{len(draft.token_ids)} drafts, asked for {num_tokens}")
-    if draft.probs is not None and not torch.isfinite(draft.probs).all():
+def _refuse_unusable(draft: Draft, num_tokens: int, vocab_size: int) -> None:
+    count = len(draft.token_ids)
+    if count > num_tokens:
+        raise ValueError(f"{count} drafts, asked for {num_tokens}")
+    for token_id in draft.token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"draft {token_id} outside the target's 0..{vocab_size - 1}")
+    if draft.probs is not None:
+        _refuse_shape(draft.probs.shape, (count, vocab_size))
+        _refuse_non_finite(draft.probs)
+
+
+def _refuse_unreadable(predictions: Predictions, windows: WindowBatch, vocab_size: int) -> None:
+    shape = (len(windows.starts), windows.num_speculative_tokens)
+    if predictions.proposals is not None:
+        _refuse_shape(predictions.proposals.shape, shape)
+        beyond = predictions.proposals[predictions.proposals >= vocab_size]
+        if beyond.size:
+            raise ValueError(f"proposal {beyond[0]} outside the target's 0..{vocab_size - 1}")
+    if predictions.probs is not None:
+        _refuse_shape(predictions.probs.shape, (*shape, vocab_size))
+        _refuse_non_finite(predictions.probs)
+
+
+def _refuse_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(found) != expected:
+        raise ValueError(f"shape {tuple(found)}, expected {expected}")
+
+
+def _refuse_non_finite(probs: torch.Tensor) -> None:
+    if not torch.isfinite(probs).all():
         raise FloatingPointError("draft probabilities are not finite")

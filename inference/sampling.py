@@ -9,6 +9,9 @@ import torch
 
 from schemas.events import AcceptanceRule, SamplingRule
 
+_LOWEST_TEMPERATURE = 1e-30
+"""Below, float32 logits overflow; what is left of the distribution has long been its maximum."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
@@ -78,7 +81,7 @@ def processed_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tenso
     logits = logits.float()
     if params.is_greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    logits = logits / params.temperature
+    logits = logits / max(params.temperature, _LOWEST_TEMPERATURE)
     if 0 < params.top_k < logits.shape[-1]:
         lowest = logits.topk(params.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < lowest, -torch.inf)

@@ -72,7 +72,9 @@ class Stopping:
         if not self._params.stop or len(output) < self._params.min_tokens:
             return False
         # Only what the newest token completes counts: an earlier match was let pass on purpose.
-        known, text = len(self._decode(output[:-1])), self._decode(output)
+        # A character of several tokens may change the end of the text that was known before.
+        text = self._decode(output)
+        known = _num_shared(self._decode(output[:-1]), text)
         found = [
             at
             for stop in self._params.stop
@@ -80,3 +82,9 @@ class Stopping:
         ]
         self._text_end = min(found, default=None)
         return bool(found)
+
+
+def _num_shared(before: str, after: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(before), len(after)))

@@ -15,6 +15,7 @@ class Trajectory:
     Args:
         prompt_token_ids: At least one token.
         params: What the request asks for.
+        max_output_tokens: Most tokens it can be extended by.
         hidden_size: H of the target.
         dtype: Type of the target's hidden states.
         device: Where they lie.
@@ -30,6 +31,7 @@ class Trajectory:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
+        max_output_tokens: int,
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -39,8 +41,7 @@ class Trajectory:
         self.token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.params = params
-        capacity = params.max_tokens + 1
-        self._hidden = torch.empty((capacity, hidden_size), dtype=dtype, device=device)
+        self._hidden = torch.empty((max_output_tokens, hidden_size), dtype=dtype, device=device)
         self._probs: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
@@ -59,7 +60,8 @@ class Trajectory:
         Args:
             token_ids: The tokens, (T,).
             hidden: The state behind each token's prediction, (T, H).
-            probs: The processed distribution that each token obeys, (T, V); None when greedy.
+            probs: The processed distribution that each token obeys, (T, V); None when greedy or
+                not scored.
         """
         first = self.num_output_tokens
         self._hidden[first : first + len(token_ids)] = hidden

@@ -196,7 +196,7 @@ class HydraSession:
             else:
                 token_id = int(rows.vocabulary.token_ids[logits.argmax()])
             token_ids.append(token_id)
-        _refuse_non_finite(state)
+        _refuse_non_finite(logits)
         return Draft(
             token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
         )

@@ -121,6 +121,8 @@ class SuffixCounts:
         token_id = self._tokens.pop()
         for suffix in self._newest_suffixes():
             _count(self._followers[suffix], token_id, -1)
+            if not self._followers[suffix]:
+                del self._followers[suffix]
 
     def _newest_suffixes(self) -> list[tuple[int, ...]]:
         tokens = self._tokens
