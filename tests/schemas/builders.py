@@ -71,6 +71,7 @@ def make_rounds(
         num_draft_tokens=drafted.astype(np.int16),
         num_accepted_tokens=accepted.astype(np.int16),
         num_emitted_tokens=(accepted + 1).astype(np.int16),
+        num_scored_windows=np.zeros(count, np.int16),
         selection_probability=generator.uniform(0.1, 1.0, count).astype(np.float32),
         draft_seconds=seconds[0],
         verify_seconds=seconds[1],
@@ -202,6 +203,7 @@ def make_event(
         tokenizer_hash="tokenizer-0",
         policy_name=policy_name,
         policy_version=policy_version,
+        prior_probabilities=np.full(len(pool), 1.0 / max(len(pool), 1)),
         drafters=pool,
         sampling=SamplingRule(
             acceptance_rule=acceptance_rule, temperature=0.0 if is_greedy else 0.7

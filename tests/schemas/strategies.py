@@ -52,6 +52,11 @@ def _seconds(count: int) -> st.SearchStrategy[NDArray[np.generic]]:
     return _array(np.float32, count, st.floats(0, 2.0**20, width=32))
 
 
+def _distributions(count: int) -> st.SearchStrategy[NDArray[np.float64]]:
+    masses = _array(np.float64, count, st.floats(1e-3, 1.0))
+    return masses.map(lambda drawn: drawn.astype(np.float64) / max(drawn.astype(float).sum(), 1e-3))
+
+
 @st.composite
 def pools(draw: st.DrawFn) -> tuple[DrafterVersion, ...]:
     """Draw 0 to 4 drafters with distinct ids."""
@@ -103,6 +108,7 @@ def rounds_of(
     if is_final:
         kept = draw(st.integers(0, kept))
     emitted = np.clip(kept - (ends - accepted - 1), 0, accepted + 1)
+    scored = draw(_array(np.int16, count, st.integers(0, 2**15 - 1)))
     probability = st.floats(0, 1, width=32, exclude_min=True)
     return Rounds(
         first_position=(first_position + np.cumsum(emitted) - emitted).astype(np.int32),
@@ -110,6 +116,7 @@ def rounds_of(
         num_draft_tokens=drafted.astype(np.int16),
         num_accepted_tokens=accepted.astype(np.int16),
         num_emitted_tokens=emitted.astype(np.int16),
+        num_scored_windows=scored.astype(np.int16),
         selection_probability=draw(_array(np.float32, count, probability)).astype(np.float32),
         draft_seconds=draw(_seconds(count)).astype(np.float32),
         verify_seconds=draw(_seconds(count)).astype(np.float32),
@@ -205,6 +212,7 @@ def verification_events(draw: st.DrawFn, *, with_content: bool | None = None) ->
         tokenizer_hash=draw(TEXTS),
         policy_name=draw(IDENTIFIERS),
         policy_version=draw(COUNTS),
+        prior_probabilities=draw(_distributions(len(drafters))),
         drafters=drafters,
         sampling=draw(sampling_rules()),
         num_speculative_tokens=levels,
@@ -235,7 +243,6 @@ def policies(draw: st.DrawFn) -> PolicyPublished:
     drafters, version = draw(pools()), draw(COUNTS)
     count = len(drafters)
     finite = st.floats(allow_nan=False, allow_infinity=False)
-    masses = draw(_array(np.float64, count, st.floats(1e-3, 1.0))).astype(np.float64)
     shapes = npst.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3)
     accumulators = st.dictionaries(
         TEXTS, npst.arrays(np.float64, shapes, elements=finite), max_size=3
@@ -253,7 +260,7 @@ def policies(draw: st.DrawFn) -> PolicyPublished:
         drafters=drafters,
         log_weights=draw(_array(np.float64, count, finite)).astype(np.float64),
         accumulators=draw(accumulators),
-        selection_probabilities=masses / masses.sum() if count else masses,
+        selection_probabilities=draw(_distributions(count)),
         num_speculative_tokens=limits.astype(np.int16),
         cost=CostModel(
             draft_seconds=draw(_array(np.float64, count, cost)).astype(np.float64),

@@ -167,7 +167,7 @@ def test_arrays_have_the_declared_type_and_axes(name: str) -> None:
     if isinstance(message, events.VerificationEvent):
         axes |= {"R": message.rounds.first_position.size, "P": message.num_positions}
     found = list(array_fields(message, avro_file(name)))
-    assert len(found) == {"verification_event": 18, "policy_published": 6}[name]
+    assert len(found) == {"verification_event": 20, "policy_published": 6}[name]
     for field, values in found:
         assert values.dtype == np.dtype(field["draftloop.dtype"]), field["name"]
         assert values.shape == tuple(axes[axis] for axis in field["draftloop.shape"].split(","))

@@ -86,6 +86,10 @@ def part_of(event: VerificationEvent, path: str) -> NDArray[Any]:
         ("produced_at", datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=-5)))),
         ("produced_at", "2026-01-01"),
         ("num_positions", EVENT.num_positions + 1),
+        ("prior_probabilities", np.ones(3)),
+        ("prior_probabilities", np.full(2, 0.5)),
+        ("prior_probabilities", np.full(3, 1 / 3, np.float32)),
+        ("prior_probabilities", [0.5, 0.25, 0.25]),
     ],
 )
 def test_invalid_fields_of_an_event_are_refused_by_name(name: str, value: Any) -> None:
@@ -106,6 +110,7 @@ def test_invalid_fields_of_an_event_are_refused_by_name(name: str, value: Any) -
         ("rounds.num_accepted_tokens", 0, -1),
         ("rounds.num_emitted_tokens", 0, -1),
         ("rounds.first_position", 1, 0),
+        ("rounds.num_scored_windows", 0, -1),
         ("rounds.selection_probability", 1, NAN),
         ("rounds.selection_probability", 0, 0.0),
         ("rounds.selection_probability", 0, 1.5),
@@ -213,7 +218,7 @@ def test_invalid_a_round_that_emits_after_a_cut_is_refused() -> None:
     assert refusal.value.path == "rounds.num_emitted_tokens[0]"
 
 
-def test_a_window_cut_by_the_end_of_the_request_has_its_levels_up_to_the_last_position() -> None:
+def test_only_the_end_of_a_request_may_cut_a_window() -> None:
     event = make_event(num_windows=1, num_speculative_tokens=3, num_drafters=1)
     windows = event.windows
     last = event.first_position + event.num_positions - 1
@@ -227,6 +232,28 @@ def test_a_window_cut_by_the_end_of_the_request_has_its_levels_up_to_the_last_po
     assert replace(event, windows=cut).windows.num_levels.tolist() == [1]
     with pytest.raises(ContractError, match=r"windows\.num_levels\[0\]: found 1"):
         replace(event, windows=cut, is_final=False, finish_reason=FinishReason.UNFINISHED)
+
+
+@pytest.mark.parametrize(
+    ("num_levels", "is_allowed"), [(1, False), (2, True), (3, True), (4, False)]
+)
+def test_a_window_cut_by_the_end_of_the_request_leaves_out_at_most_the_last_position(
+    num_levels: int, is_allowed: bool
+) -> None:
+    event = make_event(num_windows=1, num_speculative_tokens=4, num_drafters=1)
+    scores = np.full((1, 4, 1), NAN, np.float16)
+    windows = replace(
+        event.windows,
+        start=np.array([event.first_position + event.num_positions - 3], np.int32),
+        num_levels=np.array([num_levels], np.int16),
+        acceptance_probability=scores,
+        realised_acceptance=scores,
+    )
+    if is_allowed:
+        assert replace(event, windows=windows).windows.num_levels.tolist() == [num_levels]
+    else:
+        with pytest.raises(ContractError, match=rf"found {num_levels}, expected 2\.\.3"):
+            replace(event, windows=windows)
 
 
 def test_invalid_a_score_beyond_the_levels_of_its_window_is_refused() -> None:
