@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from replay.reader import LogReader
 from replay.regret import ComparableRounds, comparable_rounds
 from replay.requests import RequestTrace, join_requests
 from replay.rerun import (
+    Disagreement,
     Walk,
+    logged_selector,
     selector_from_name,
     verify_logged_rounds,
     verify_logged_selection,
@@ -23,9 +26,12 @@ from replay.rerun import (
 )
 from replay.summary import ReplaySummary, RerunCheck, summarise, switching_comparators
 from replay.trace import Trace, TraceBuilder
+from schemas.events import NO_DRAFTER
 
 MAX_EXAMPLES = 5
 DEFAULT_MAX_SWITCHES = 64
+DEFAULT_MAX_RELEARNED = 50_000
+"""Windows that the check of logged selection learns again: some seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,7 +51,9 @@ def analyse(
     generator: np.random.Generator,
     *,
     policies: Sequence[str] = (),
-    logged_selector: SelectorFactory | None = None,
+    worker_selector: SelectorFactory | None = logged_selector,
+    max_relearned: int | None = DEFAULT_MAX_RELEARNED,
+    score_block: int | None = None,
     max_switches: int = DEFAULT_MAX_SWITCHES,
     on_request: Callable[[], None] | None = None,
 ) -> Analysis:
@@ -55,8 +63,11 @@ def analyse(
         log: The data folder, its ``events`` folder, any folder below, or one file.
         generator: The dice of coins, selections and bootstrap.
         policies: Names for ``learner.selection.policy_from_name``; each starts every request anew.
-        logged_selector: Remakes the worker's selector; logged selection probabilities are then
-            compared with its own.
+        worker_selector: Remakes the selector of a request; logged selection probabilities are
+            compared with its own. None = do not compare.
+        max_relearned: Windows that this comparison may learn; the requests after them are not
+            compared. None = compare all.
+        score_block: Complete windows that ``policies`` learn at a time; None = as the workers did.
         max_switches: Largest S of the switching comparators.
         on_request: Called after each request, for a progress bar.
 
@@ -65,8 +76,8 @@ def analyse(
     """
     reader = LogReader(log)
     builder = TraceBuilder()
-    check = _SelfCheck(logged_selector)
-    walks = _Walks(policies, generator)
+    check = _SelfCheck(worker_selector, max_relearned)
+    walks = _Walks(policies, generator, score_block)
     for request in join_requests(reader):
         builder.add(request)
         check.add(request)
@@ -98,40 +109,60 @@ def analyse(
 class _SelfCheck:
     """Adds up the re-run of every request."""
 
-    def __init__(self, logged_selector: SelectorFactory | None) -> None:
-        self._logged_selector = logged_selector
+    def __init__(self, worker_selector: SelectorFactory | None, max_relearned: int | None) -> None:
+        self._worker_selector = worker_selector
+        self._room = math.inf if max_relearned is None else max_relearned
         self._num_rounds = 0
         self._num_checked = 0
         self._num_disagreements = 0
+        self._num_selections = 0
         self._num_selections_checked = 0
         self._examples: list[str] = []
+        self._reasons: dict[str, None] = {}
 
     def add(self, request: RequestTrace) -> None:
         rebuilt = verify_logged_rounds(request)
-        found = rebuilt.disagreements
-        if self._logged_selector is not None and request.drafter_ids:
-            found += verify_logged_selection(request, self._logged_selector(request))
-            self._num_selections_checked += rebuilt.num_rounds
+        found = rebuilt.disagreements + self._selection(request)
         self._num_rounds += rebuilt.num_rounds
         self._num_checked += rebuilt.num_checked
         self._num_disagreements += len(found)
         room = MAX_EXAMPLES - len(self._examples)
         self._examples.extend(str(disagreement) for disagreement in found[:room])
 
+    def _selection(self, request: RequestTrace) -> tuple[Disagreement, ...]:
+        num_selections = int((request.rounds.drafter_index != NO_DRAFTER).sum())
+        self._num_selections += num_selections
+        num_windows = request.windows.start.size
+        can_check = request.is_contiguous and num_selections and num_windows <= self._room
+        if self._worker_selector is None or not can_check:
+            return ()
+        try:
+            selector = self._worker_selector(request)
+        except ValueError as error:
+            self._reasons.setdefault(f"selection was not re-run: {error}")
+            return ()
+        self._room -= num_windows
+        self._num_selections_checked += num_selections
+        return verify_logged_selection(request, selector)
+
     def result(self) -> RerunCheck:
         return RerunCheck(
             num_rounds=self._num_rounds,
             num_checked=self._num_checked,
-            num_disagreements=self._num_disagreements,
+            num_selections=self._num_selections,
             num_selections_checked=self._num_selections_checked,
-            examples=tuple(self._examples),
+            num_disagreements=self._num_disagreements,
+            examples=(*self._examples, *self._reasons)[:MAX_EXAMPLES],
         )
 
 
 class _Walks:
     """Walks every request with every policy, all with the same coins."""
 
-    def __init__(self, policies: Sequence[str], generator: np.random.Generator) -> None:
+    def __init__(
+        self, policies: Sequence[str], generator: np.random.Generator, score_block: int | None
+    ) -> None:
+        self._score_block = score_block
         self.policy_to_walk = {policy: Walk() for policy in policies}
         self._policy_to_factory = {policy: selector_from_name(policy) for policy in policies}
         self._generator = generator
@@ -145,4 +176,7 @@ class _Walks:
                 selector = factory(request)
             except ValueError as error:
                 raise ReplayError(f"cannot re-run {policy}: {error}") from error
-            self.policy_to_walk[policy] += walk(request, selector, np.random.default_rng(seed))
+            dice = np.random.default_rng(seed)
+            self.policy_to_walk[policy] += walk(
+                request, selector, dice, score_block=self._score_block
+            )

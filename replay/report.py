@@ -109,7 +109,10 @@ def _tiles(summary: ReplaySummary) -> Iterable[str]:
     yield _tile(
         "Tokens per second", _number(total.tokens_per_second, ".1f"), "draft, verify and score time"
     )
-    share = f"{check.num_checked:,} of {check.num_rounds:,} rounds rebuilt"
+    share = (
+        f"{check.num_checked:,} of {check.num_rounds:,} rounds, "
+        f"{check.num_selections_checked:,} of {check.num_selections:,} selections"
+    )
     verdict = "exact" if not check.num_disagreements else f"{check.num_disagreements:,} differ"
     kind = "good" if not check.num_disagreements else "bad"
     if not check.num_checked:
@@ -143,17 +146,23 @@ def _tables(summary: ReplaySummary) -> str:
 
 
 def _table(
-    title: str, note: str, heads: Sequence[str], rows: Sequence[Sequence[str]], empty: str
+    title: str,
+    note: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    empty: str,
+    *,
+    num_text_columns: int = 1,
 ) -> str:
-    """Return a section with a table; cells are HTML already."""
+    """Return a section with a table; cells are HTML already, text columns come first."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     shown = rows[:MAX_TABLE_ROWS]
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in shown)
     left = len(rows) - len(shown)
     more = f'<p class="note">{left:,} more rows are in the JSON summary.</p>' if left else ""
     content = (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f"</div>{more}"
+        f'<div class="scroll"><table class="text-{num_text_columns}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
         if rows
         else f'<p class="empty">{escape(empty)}</p>'
     )
@@ -181,6 +190,7 @@ def _regret_table(rows: Sequence[RegretRow]) -> str:
             for row in rows
         ],
         "Nothing to compare: no scored rounds.",
+        num_text_columns=2,
     )
 
 
@@ -216,6 +226,7 @@ def _drafter_table(rows: Sequence[DrafterRow]) -> str:
             for row in rows
         ],
         "The log knows no drafters.",
+        num_text_columns=2,
     )
 
 
@@ -227,7 +238,7 @@ def _policy_table(summary: ReplaySummary) -> str:
             _cell(logged.mean_acceptance_length, "no rounds"),
             f"{logged.num_rounds:,}",
             f"{logged.num_tokens:,}",
-            "0",
+            f"{logged.num_idle_rounds:,}",
             "0",
         ]
     ]
@@ -287,7 +298,8 @@ def _problem_table(summary: ReplaySummary) -> str:
         ["File", "Problem"],
         [[escape(found.name), escape(found.reason)] for found in log.problems],
         "No problems found.",
-    ).replace("<table>", '<table class="text">')
+        num_text_columns=2,
+    )
 
 
 def _footer() -> str:

@@ -31,9 +31,12 @@ class RequestTrace:
     """All that the log holds of one request, its segments joined in order.
 
     Attributes:
-        is_complete: Every segment from the first to the final one is there.
+        is_contiguous: No segment is missing before the last one that is there.
+        is_complete: And that one is the final one.
         is_deterministic: Accepted or not follows from the windows alone (greedy, one-hot).
         num_speculative_tokens: Largest K of its segments.
+        prior_probabilities: What the request's policy started from, float64 (N,); 0 for a drafter
+            that joined later.
         drafter_ids: Drafters of any segment, length N; ``rounds.drafter_index`` points into it.
         segment_versions: Weights version per segment and drafter, (G, N); -1 = not in the pool.
         rounds: In order, shape (R,).
@@ -45,11 +48,13 @@ class RequestTrace:
     stream: str
     request_id: str
     policy_name: str
+    is_contiguous: bool
     is_complete: bool
     is_deterministic: bool
     num_speculative_tokens: int
     first_position: int
     end_position: int
+    prior_probabilities: NDArray[np.float64]
     drafter_ids: tuple[str, ...]
     segment_versions: NDArray[np.int64]
     rounds: Rounds
@@ -61,6 +66,15 @@ class RequestTrace:
     def num_tokens(self) -> int:
         """Tokens that its rounds emitted."""
         return int(self.rounds.num_emitted_tokens.sum(dtype=np.int64))
+
+    @property
+    def score_block(self) -> int:
+        """Windows that its worker scored at once, as far as its rounds show; at least 1.
+
+        The last round of a request scores what is left, so it does not count.
+        """
+        counts = self.rounds.num_scored_windows[: -1 if self.is_complete else None]
+        return int(counts[counts > 0].min(initial=np.iinfo(np.int16).max)) if counts.any() else 1
 
 
 def join_requests(events: Iterable[LoggedEvent]) -> Iterator[RequestTrace]:
@@ -95,11 +109,15 @@ def join_segments(segments: Sequence[VerificationEvent]) -> RequestTrace:
     depth = max(event.num_speculative_tokens for event in ordered)
     places = [_places(event, drafter_ids) for event in ordered]
     last = ordered[-1]
+    is_contiguous = [event.segment_index for event in ordered] == list(range(len(ordered)))
+    prior = np.zeros(len(drafter_ids))
+    prior[places[0]] = ordered[0].prior_probabilities
     return RequestTrace(
         stream=last.stream,
         request_id=last.request_id,
         policy_name=last.policy_name,
-        is_complete=_is_complete(ordered),
+        is_contiguous=is_contiguous,
+        is_complete=is_contiguous and last.is_final,
         is_deterministic=all(
             event.sampling.acceptance_rule is not AcceptanceRule.SPECULATIVE_SAMPLING
             for event in ordered
@@ -107,6 +125,7 @@ def join_segments(segments: Sequence[VerificationEvent]) -> RequestTrace:
         num_speculative_tokens=depth,
         first_position=ordered[0].first_position,
         end_position=last.first_position + last.num_positions,
+        prior_probabilities=prior,
         drafter_ids=drafter_ids,
         segment_versions=_versions(ordered, places, len(drafter_ids)),
         rounds=_joined_rounds(ordered, places),
@@ -117,11 +136,6 @@ def join_segments(segments: Sequence[VerificationEvent]) -> RequestTrace:
             [event.windows.start.size for event in ordered],
         ),
     )
-
-
-def _is_complete(ordered: Sequence[VerificationEvent]) -> bool:
-    indices = [event.segment_index for event in ordered]
-    return indices == list(range(len(indices))) and ordered[-1].is_final
 
 
 def _places(event: VerificationEvent, drafter_ids: tuple[str, ...]) -> NDArray[np.int64]:

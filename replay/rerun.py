@@ -24,10 +24,13 @@ from learner.measures import acceptance_length_loss, expected_acceptance_length
 from learner.selection import Policy, policy_from_name, select
 from replay.ports import RequestSelector, SelectorFactory
 from replay.requests import RequestTrace
-from schemas.events import NO_DRAFTER
+from schemas.events import NO_DRAFTER, ScoredWindows
 
-PROBABILITY_TOLERANCE = 1e-5
+PROBABILITY_TOLERANCE = 1e-6
 """Events carry selection probabilities as float32."""
+
+SMALLEST_PRIOR = 1e-9
+"""Prior of a drafter that joined after its request had started: a policy wants more than 0."""
 
 
 class PolicySelector:
@@ -70,6 +73,18 @@ def selector_from_name(name: str) -> SelectorFactory:
         return PolicySelector(policy, request.num_speculative_tokens)
 
     return make
+
+
+def logged_selector(request: RequestTrace) -> RequestSelector:
+    """Remake the worker's own selector: the logged policy from the logged prior.
+
+    Raises:
+        ValueError: If no policy has that name.
+    """
+    ids = request.drafter_ids
+    prior = np.maximum(request.prior_probabilities, SMALLEST_PRIOR)
+    policy = policy_from_name(request.policy_name, len(ids), prior=prior, drafter_ids=ids)
+    return PolicySelector(policy, request.num_speculative_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +141,7 @@ def verify_logged_rounds(request: RequestTrace) -> RoundsCheck:
             accepted[-1] = emitted[-1]
     position = rounds.first_position.astype(np.int64).copy()
     position[1:] = (rounds.first_position + rounds.num_emitted_tokens)[:-1]
-    if not request.is_complete:
+    if not request.is_contiguous:
         # A missing segment leaves a hole between its neighbours.
         seams = np.flatnonzero(np.diff(request.round_segment)) + 1
         position[seams] = rounds.first_position[seams]
@@ -178,7 +193,8 @@ def _disagreements(
     *,
     tolerance: float = 0.0,
 ) -> list[Disagreement]:
-    differs = np.abs(logged.astype(np.float64) - rebuilt.astype(np.float64)) > tolerance
+    # Negated, so that a NaN differs.
+    agrees = np.abs(logged.astype(np.float64) - rebuilt.astype(np.float64)) <= tolerance
     return [
         Disagreement(
             stream=request.stream,
@@ -188,31 +204,29 @@ def _disagreements(
             logged=float(logged[index]),
             rebuilt=float(rebuilt[index]),
         )
-        for index in np.flatnonzero(differs)
+        for index in np.flatnonzero(~agrees)
     ]
 
 
-def followed_probabilities(
-    request: RequestTrace, selector: RequestSelector, *, score_block: int = 1
-) -> NDArray[np.float64]:
+def followed_probabilities(request: RequestTrace, selector: RequestSelector) -> NDArray[np.float64]:
     """Let a selector follow the logged rounds and return what it would have chosen, (R, N).
 
-    Row r holds its probabilities before round r, after it has learned every window that the
-    rounds before had completed, ``score_block`` at a time, as a worker does. Drafters that are
-    not scored at the round's position count as asleep; if all are, the row is NaN.
+    Row r holds its probabilities before round r, after it has learned the windows that the log
+    says were learned after each round before. Drafters that are not scored at the round's
+    position count as asleep; if all are, the row is NaN.
     """
     rounds = request.rounds
     awake = _awake_by_position(request)
-    queue = _WindowQueue(request, selector, score_block)
+    queue = _WindowQueue(request.windows, selector)
     probabilities = np.full((rounds.first_position.size, len(request.drafter_ids)), np.nan)
     for index, position in enumerate(rounds.first_position):
-        queue.deliver(int(position))
         is_awake = awake[position - request.first_position]
         if rounds.drafter_index[index] != NO_DRAFTER:
             # It may have failed in this very round; when it was selected it was awake.
             is_awake[rounds.drafter_index[index]] = True
         if is_awake.any():
             probabilities[index] = selector.probabilities(is_awake)
+        queue.deliver(int(rounds.num_scored_windows[index]))
     return probabilities
 
 
@@ -220,19 +234,19 @@ def verify_logged_selection(
     request: RequestTrace,
     selector: RequestSelector,
     *,
-    score_block: int = 1,
     tolerance: float = PROBABILITY_TOLERANCE,
 ) -> tuple[Disagreement, ...]:
     """Report the rounds whose logged selection probability is not the selector's.
 
-    Rounds without drafter were not selected by it and are left out.
+    Rounds without drafter were not selected by it and are left out. Only a contiguous request
+    can agree: what a missing segment taught is not known.
     """
     rounds = request.rounds
-    followed = followed_probabilities(request, selector, score_block=score_block)
+    followed = followed_probabilities(request, selector)
     index = np.arange(rounds.drafter_index.size)
     rebuilt = followed[index, np.maximum(rounds.drafter_index, 0)]
     logged = rounds.selection_probability.astype(np.float64)
-    rebuilt = np.where(rounds.drafter_index == NO_DRAFTER, logged, np.nan_to_num(rebuilt))
+    rebuilt = np.where(rounds.drafter_index == NO_DRAFTER, logged, rebuilt)
     return tuple(
         _disagreements(request, "selection_probability", logged, rebuilt, tolerance=tolerance)
     )
@@ -277,9 +291,11 @@ def walk(
     selector: RequestSelector,
     generator: np.random.Generator,
     *,
-    score_block: int = 1,
+    score_block: int | None = None,
 ) -> Walk:
     """Decode a request again, on paper, with another selector.
+
+    The selector learns complete windows ``score_block`` at a time, None = as its worker did.
 
     The coins of all positions are drawn first, so that generators of equal seeds give every
     policy the same coins. At a position without window a logged round without drafter is taken as
@@ -288,13 +304,17 @@ def walk(
     accepted = _accepted_tokens(request, generator)
     rows, awake = _rows_by_position(request), _awake_by_position(request)
     is_idle = _idle_by_position(request)
-    queue = _WindowQueue(request, selector, score_block)
+    block = request.score_block if score_block is None else score_block
+    queue = _WindowQueue(request.windows, selector)
+    complete_at = _complete_at(request)
     num_positions = rows.size
     at = num_rounds = num_idle = num_skipped = 0
     while at < num_positions:
         row, is_awake = rows[at], awake[at]
         if row >= 0 and is_awake.any():
-            queue.deliver(at + request.first_position)
+            ready = int(np.searchsorted(complete_at, at + request.first_position, side="right"))
+            if ready - queue.num_delivered >= block:
+                queue.deliver(ready - queue.num_delivered)
             drafter, _ = select(selector.probabilities(is_awake), generator)
             at += min(int(accepted[row, drafter]) + 1, num_positions - at)
             num_rounds += 1
@@ -354,37 +374,40 @@ def _idle_by_position(request: RequestTrace) -> NDArray[np.bool_]:
     return is_idle
 
 
-class _WindowQueue:
-    """Lets a selector learn each window once, in order of start, when it is complete.
+def _complete_at(request: RequestTrace) -> NDArray[np.int64]:
+    """Return the next position to be written from which on each window is complete, (W,).
 
     A window of K levels is complete when the position after it is verified too: only then is it
-    known that the request does not end inside it. So a window that is shorter, which is one at
-    the end of its request, is never complete before a choice.
+    known that the request does not end inside it. A shorter window lies at the end of its
+    request, so no choice comes after it.
     """
+    windows = request.windows
+    complete_at = windows.start.astype(np.int64) + windows.num_levels + 1
+    is_short = windows.num_levels < request.window_num_speculative_tokens
+    complete_at[is_short] = np.iinfo(np.int64).max
+    # A window that overtakes an earlier start waits for it: learners see starts in order.
+    return np.maximum.accumulate(complete_at)
 
-    def __init__(self, request: RequestTrace, selector: RequestSelector, score_block: int) -> None:
-        self._windows = request.windows
+
+class _WindowQueue:
+    """Lets a selector learn each window once, in order of start."""
+
+    def __init__(self, windows: ScoredWindows, selector: RequestSelector) -> None:
+        self._windows = windows
         self._selector = selector
-        self._score_block = score_block
-        is_short = request.windows.num_levels < request.window_num_speculative_tokens
-        complete_at = request.windows.start.astype(np.int64) + request.windows.num_levels + 1
-        complete_at[is_short] = np.iinfo(np.int64).max
-        # A window that overtakes an earlier start waits for it: learners see starts in order.
-        self._complete_at = np.maximum.accumulate(complete_at)
-        self._next = 0
+        self.num_delivered = 0
 
-    def deliver(self, position: int) -> None:
-        """Teach what is complete when ``position`` is the next to be written."""
-        ready = int(np.searchsorted(self._complete_at, position, side="right"))
-        if ready - self._next < self._score_block:
-            return
-        rows = slice(self._next, ready)
-        self._selector.learn(
-            self._windows.acceptance_probability[rows],
-            self._windows.realised_acceptance[rows],
-            self._windows.num_levels[rows],
-        )
-        self._next = ready
+    def deliver(self, count: int) -> None:
+        """Teach the next ``count`` windows, as far as there are any."""
+        rows = slice(self.num_delivered, self.num_delivered + count)
+        windows = self._windows
+        if windows.start[rows].size:
+            self._selector.learn(
+                windows.acceptance_probability[rows],
+                windows.realised_acceptance[rows],
+                windows.num_levels[rows],
+            )
+            self.num_delivered += windows.start[rows].size
 
 
 def walk_all(
@@ -392,7 +415,7 @@ def walk_all(
     make_selector: SelectorFactory,
     generator: np.random.Generator,
     *,
-    score_block: int = 1,
+    score_block: int | None = None,
 ) -> Walk:
     """Walk every request that has drafters with a fresh selector, and add up."""
     total = Walk()

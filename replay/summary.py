@@ -20,6 +20,7 @@ from replay.reader import LogSummary
 from replay.regret import ComparableRounds, block_bootstrap_interval, regret
 from replay.rerun import Walk
 from replay.trace import NO_WINDOW, Trace
+from schemas.events import NO_DRAFTER
 
 ALL_STREAMS = None
 CLAIRVOYANT = "clairvoyant (ceiling)"
@@ -30,14 +31,15 @@ SWITCHES_SHOWN = (1, 2, 4, 8, 16, 32, 64)
 class StreamRow:
     """One stream, or all of them (``stream`` None).
 
-    ``mean_acceptance_length`` is emitted tokens per round, bonus included.
-    ``tokens_per_second`` counts draft, verify and score seconds.
+    ``mean_acceptance_length`` is emitted tokens per round, bonus included; ``num_idle_rounds`` are
+    those without drafter. ``tokens_per_second`` counts draft, verify and score seconds.
     """
 
     stream: str | None
     num_requests: int
     num_tokens: int
     num_rounds: int
+    num_idle_rounds: int
     mean_acceptance_length: float | None
     tokens_per_second: float | None
 
@@ -89,7 +91,7 @@ class RegretRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyRow:
-    """What a policy would have done with the same text."""
+    """What a policy would have done with the same text; counts as in ``rerun.Walk``."""
 
     policy: str
     mean_acceptance_length: float | None
@@ -106,14 +108,18 @@ class RerunCheck:
     Attributes:
         num_rounds: Rounds of the log.
         num_checked: Rounds that could be rebuilt from windows.
-        num_disagreements: Numbers that differ; the first few in words in ``examples``.
-        num_selections_checked: Rounds whose selection probability was rebuilt; 0 = not asked for.
+        num_selections: Rounds with a drafter.
+        num_selections_checked: Of these, whose selection probability was rebuilt with the logged
+            policy from the logged prior.
+        num_disagreements: Numbers that differ.
+        examples: The first few of them, or why something could not be checked, in words.
     """
 
     num_rounds: int
     num_checked: int
-    num_disagreements: int
+    num_selections: int
     num_selections_checked: int
+    num_disagreements: int
     examples: tuple[str, ...]
 
 
@@ -203,6 +209,7 @@ def _stream_row(trace: Trace, streams: NDArray[np.int64], name: str | None) -> S
         num_requests=int(is_request.sum()),
         num_tokens=tokens,
         num_rounds=num_rounds,
+        num_idle_rounds=int((trace.rounds.drafter[chosen] == NO_DRAFTER).sum()),
         mean_acceptance_length=tokens / num_rounds if num_rounds else None,
         tokens_per_second=tokens / seconds if seconds > 0.0 else None,
     )

@@ -33,18 +33,19 @@ def scored_windows(
 ) -> ScoredWindows:
     """Lay per-position values (P, N) out as the windows of a finished request.
 
-    The first position comes from the prompt's own pass, so no window starts there.
+    The first position comes from the prompt's own pass and the last is never followed by a bonus,
+    so neither starts a window, and windows near the end are shortened.
     """
     num_positions, num_drafters = probability.shape
-    starts = np.arange(1, num_positions)
+    starts = np.arange(1, num_positions - 1)
     values = np.full((2, starts.size, depth, num_drafters), np.nan, dtype=np.float16)
     for level in range(depth):
-        exists = starts + level < num_positions
+        exists = starts + level < num_positions - 1
         values[0, exists, level] = probability[starts[exists] + level]
         values[1, exists, level] = realised[starts[exists] + level]
     return ScoredWindows(
         start=(first + starts).astype(np.int32),
-        num_levels=np.minimum(depth, num_positions - starts).astype(np.int16),
+        num_levels=np.minimum(depth, num_positions - 1 - starts).astype(np.int16),
         acceptance_probability=values[0],
         realised_acceptance=values[1],
     )
@@ -67,6 +68,7 @@ def make_request(
     produced_at: datetime = START,
     no_drafter_share: float = 0.0,
     score_block: int = 1,
+    prior: NDArray[np.float64] | None = None,
     seed: int = 0,
 ) -> VerificationEvent:
     """Decode one synthetic request and return it as a single final segment.
@@ -114,6 +116,7 @@ def make_request(
         tokenizer_hash="tokenizer-0",
         policy_name=policy_name,
         policy_version=0,
+        prior_probabilities=np.full(num_drafters, 1 / num_drafters) if prior is None else prior,
         drafters=drafters
         or tuple(
             DrafterVersion(drafter_id=f"drafter-{i}", weights_version=0)
@@ -143,15 +146,18 @@ def _decode(
     num_tokens, num_drafters = realised.shape
     position, learned = 0, 0
     rows: list[tuple[float, ...]] = []
+    num_scored: list[int] = []
     while position < num_tokens:
         # Windows start at 1, and one of K levels is complete when the position after it is known.
         ready = max(0, position - depth - 1)
-        if selector is not None and ready - learned >= score_block:
-            selector.learn(
-                windows.acceptance_probability[learned:ready],
-                windows.realised_acceptance[learned:ready],
-                windows.num_levels[learned:ready],
-            )
+        if ready - learned >= score_block:
+            if selector is not None:
+                selector.learn(
+                    windows.acceptance_probability[learned:ready],
+                    windows.realised_acceptance[learned:ready],
+                    windows.num_levels[learned:ready],
+                )
+            num_scored[-1] = ready - learned
             learned = ready
         is_awake = np.ones(num_drafters, dtype=np.bool_)
         drafter, chance, budget = NO_DRAFTER, 1.0, 0
@@ -163,7 +169,9 @@ def _decode(
         hits = generator.random(budget) < realised[position : position + budget, drafter]
         accepted = int(np.cumprod(hits).sum())
         rows.append((position, drafter, budget, accepted, accepted + 1, chance))
+        num_scored.append(0)
         position += accepted + 1
+    num_scored[-1] = windows.start.size - learned
     columns = np.array(rows, dtype=float).reshape(-1, 6).T
     seconds = np.full(len(rows), 0.01, dtype=np.float32)
     return Rounds(
@@ -172,6 +180,7 @@ def _decode(
         num_draft_tokens=columns[2].astype(np.int16),
         num_accepted_tokens=columns[3].astype(np.int16),
         num_emitted_tokens=columns[4].astype(np.int16),
+        num_scored_windows=np.array(num_scored, dtype=np.int16),
         selection_probability=columns[5].astype(np.float32),
         draft_seconds=seconds,
         verify_seconds=seconds * 4,
@@ -192,11 +201,10 @@ def window_rows(windows: ScoredWindows, first: int, last: int) -> ScoredWindows:
 def split(
     event: VerificationEvent, num_rounds: int, *, sequence: int | None = None
 ) -> tuple[VerificationEvent, VerificationEvent]:
-    """Cut a request after ``num_rounds`` rounds; windows go where they become complete."""
+    """Cut a request after ``num_rounds`` rounds; windows go where they were scored."""
     rounds, windows = event.rounds, event.windows
     border = int(rounds.first_position[num_rounds])
-    is_early = windows.start + windows.num_levels < border
-    ready = int(is_early.sum())
+    ready = int(rounds.num_scored_windows[:num_rounds].sum())
     next_sequence = event.sequence + 1 if sequence is None else sequence
     head = replace(
         event,

@@ -43,6 +43,7 @@ def without_drafter(event: VerificationEvent, drafter: int) -> VerificationEvent
     return replace(
         event,
         drafters=tuple(event.drafters[i] for i in keep),
+        prior_probabilities=np.full(len(keep), 1 / len(keep)),
         rounds=replace(event.rounds, drafter_index=moved),
         windows=replace(
             windows,
@@ -66,7 +67,7 @@ def test_a_window_belongs_to_the_segment_that_completes_it() -> None:
     head, tail = split(make_request(num_tokens=40), 5)
     assert tail.windows.start[0] < tail.first_position
     joined = join_segments([head, tail])
-    assert np.array_equal(joined.windows.start, np.arange(8, 47))
+    assert np.array_equal(joined.windows.start, np.arange(8, 46))
 
 
 def test_interleaved_requests_come_in_order_of_completion() -> None:
@@ -122,6 +123,7 @@ def test_drafters_are_aligned_by_id_when_the_pool_changes() -> None:
     assert np.isnan(windows.realised_acceptance[num_early:, :, 0]).all()
     assert not np.isnan(windows.realised_acceptance[:num_early, 0, 0]).any()
     assert set(joined.rounds.drafter_index) == {NO_DRAFTER, 1}
+    assert joined.prior_probabilities.tolist() == [1 / 3, 1 / 3, 1 / 3]
     assert joined.segment_versions.tolist() == [[0, 0, 0], [-1, 0, 0]]
 
 
@@ -169,7 +171,7 @@ def test_segments_of_different_depth_are_padded_with_nan() -> None:
     joined = join_segments([head, tail])
     num_early = head.windows.start.size
     assert joined.num_speculative_tokens == 6
-    assert joined.windows.realised_acceptance.shape == (59, 6, 3)
+    assert joined.windows.realised_acceptance.shape == (58, 6, 3)
     assert np.isnan(joined.windows.realised_acceptance[:num_early, 4:]).all()
     assert set(joined.window_num_speculative_tokens[:num_early]) == {4}
     assert set(joined.window_num_speculative_tokens[num_early:]) == {6}
@@ -179,6 +181,25 @@ def test_only_speculative_sampling_needs_coins() -> None:
     for rule in AcceptanceRule:
         joined = join_segments([make_request(rule=rule)])
         assert joined.is_deterministic == (rule is not AcceptanceRule.SPECULATIVE_SAMPLING)
+
+
+@pytest.mark.parametrize("score_block", [1, 5])
+def test_the_block_in_which_windows_were_scored_is_seen(score_block: int) -> None:
+    event = make_request(hit_rates=[0.0], num_tokens=40, score_block=score_block)
+    assert join_segments([event]).score_block == score_block
+    assert join_segments(split(event, 20)[:1]).score_block == score_block
+
+
+def test_a_request_that_was_never_scored_in_between_has_block_one() -> None:
+    assert join_segments([make_request(score_block=1000)]).score_block == 1
+
+
+def test_the_prior_of_a_late_drafter_is_zero() -> None:
+    whole = make_request(num_tokens=80, selector=PolicySelector(policy_from_name("fixed:1", 3), 4))
+    head, tail = split(whole, 8)
+    joined = join_segments([without_drafter(head, 2), tail])
+    assert joined.drafter_ids == ("drafter-0", "drafter-1", "drafter-2")
+    assert joined.prior_probabilities.tolist() == [0.5, 0.5, 0.0]
 
 
 def test_versions_are_those_of_each_segment() -> None:
