@@ -38,9 +38,9 @@ class CausalLmDrafter:
     def __init__(
         self, model: Target, target: Target, *, drafter_id: str, weights_version: int = 0
     ) -> None:
-        self.num_shared_tokens = check_same_tokens(
-            model.tokenizer, target.tokenizer, drafter_id=drafter_id
-        )
+        shared = check_same_tokens(model.tokenizer, target.tokenizer, drafter_id=drafter_id)
+        # A model may have fewer rows than its tokenizer has tokens.
+        self.num_shared_tokens = min(shared, target.vocab_size)
         self.version = DrafterVersion(drafter_id=drafter_id, weights_version=weights_version)
         self.model = model
         self.target_vocab_size = target.vocab_size
