@@ -21,7 +21,7 @@ class PriorSettings:
         floor: Probability shared equally, in (0, 1]: no drafter gets less than floor / N.
     """
 
-    half_life_events: float = 16.0
+    half_life_events: float = 8.0
     strength: float = 40.0
     shrink_windows: float = 16.0
     floor: float = 0.05

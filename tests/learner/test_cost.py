@@ -27,6 +27,7 @@ def event_of(
         num_draft_tokens=np.array(drafted, np.int16),
         num_accepted_tokens=np.zeros(count, np.int16),
         num_emitted_tokens=np.ones(count, np.int16),
+        num_scored_windows=np.zeros(count, np.int16),
         selection_probability=np.ones(count, np.float32),
         draft_seconds=np.array(draft_seconds, np.float32),
         verify_seconds=(1 + 0.1 * rows).astype(np.float32),

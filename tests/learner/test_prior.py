@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from learner.prior import PriorSettings, StreamPrior
+from learner.selection.normal_hedge import NormalHedge
 
 SETTINGS = PriorSettings(half_life_events=10, strength=20, shrink_windows=8, floor=0.06)
 NAN = float("nan")
@@ -83,6 +85,29 @@ def test_twenty_thousand_events_stay_finite() -> None:
     prior = taught([[0.0, 1.0, NAN]], 20_000)
     assert np.isfinite(prior.log_weights(SETTINGS)).all()
     assert np.isfinite(prior.num_windows).all()
+
+
+def test_a_prior_from_the_past_saves_short_requests_the_search() -> None:
+    """Forty requests of 20 windows; against starting every request anew, regret falls by half."""
+    generator = np.random.default_rng(0)
+    misses = generator.random((40, 20, 5)) > np.array([0.3, 0.5, 0.8, 0.4, 0.3])
+    losses = misses.astype(np.float64)
+    anew = carried = 0.0
+    prior = StreamPrior.empty(5)
+    for request in losses:
+        anew += _loss_of_play(request, np.full(5, 0.2))
+        carried += _loss_of_play(request, prior.probabilities(PriorSettings()))
+        prior = prior.learned(request, PriorSettings())
+    best = losses.sum(axis=(0, 1)).min()
+    assert carried - best < 0.5 * (anew - best)
+
+
+def _loss_of_play(losses: NDArray[np.float64], prior: NDArray[np.float64]) -> float:
+    policy, total = NormalHedge(5, prior=prior), 0.0
+    for row in losses:
+        total += float(policy.probabilities() @ row)
+        policy.learn(row)
+    return total
 
 
 @pytest.mark.parametrize(

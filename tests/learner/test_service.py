@@ -324,7 +324,7 @@ def test_drafters_that_left_long_ago_are_forgotten() -> None:
         pool = gone if sequence < 3 else POOL[:2]
         event = make_event(sequence=sequence, drafters=pool, num_windows=2)
         learner.learn_one(PlacedEvent(partition=0, offset=sequence, event=event))
-        if sequence == 100:
+        if sequence == 50:
             assert "gone" in {d.drafter_id for d in learner.stream_to_state["stream-a"].drafters}
     state = learner.stream_to_state["stream-a"]
     assert [drafter.drafter_id for drafter in state.drafters] == ["drafter-0", "drafter-1"]
