@@ -23,8 +23,9 @@ class NormalHedge:
     in the place of 1/N; the base learner of HedgeSpec. The scale c solves
     Σ_i prior_i exp([R_i]+² / 2c) = e. While no drafter beats the mixture, the prior is played.
 
-    Regret to the best share ε of N drafters, uniform prior, after T rounds (their theorem 1), for
-    every δ in (0, 1/2]: sqrt((1 + ln(1/ε)) (3 (1 + 50 δ) T + 16 ln²N / δ (10.2 / δ² + ln N))).
+    Regret to the best share ε of N drafters, uniform prior, after T rounds is
+    O(sqrt(T ln(1/ε)) + ln²N) (their theorem 1); to the best drafter, ε = 1/N. The tests hold it to
+    sqrt(T (1 + ln N)), and to sqrt((1 + d) T (1 + ln N)) with feedback d rounds late.
     """
 
     name = "normal_hedge"

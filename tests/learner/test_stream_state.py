@@ -1,0 +1,120 @@
+"""One stream's state: drafters come, go and change, and publication keeps all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from learner.stream_state import StreamSettings, StreamState
+from schemas.codec import decode_policy_published, encode
+from schemas.equality import same_message
+from schemas.events import AcceptanceRule, DrafterVersion, PolicyPublished, VerificationEvent
+from tests.learner.fakes import PlacedEvent
+from tests.schemas.builders import make_drafters, make_event
+
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+SETTINGS = StreamSettings()
+POOL = make_drafters(3)
+
+
+def event_of(
+    sequence: int, drafters: Sequence[DrafterVersion], *, acceptance: Sequence[float] | None = None
+) -> VerificationEvent:
+    return make_event(
+        sequence=sequence,
+        drafters=tuple(drafters),
+        acceptance_rule=AcceptanceRule.SPECULATIVE_SAMPLING,
+        acceptance_probability=None if acceptance is None else np.array(acceptance),
+        realised_acceptance=None if acceptance is None else np.array(acceptance),
+    )
+
+
+def after(state: StreamState, event: VerificationEvent) -> StreamState:
+    placed = PlacedEvent(partition=0, offset=event.sequence, event=event)
+    return state.learned(placed, SETTINGS)[0]
+
+
+def published(state: StreamState) -> PolicyPublished:
+    return state.to_policy(SETTINGS, learner_id="learner-0", produced_at=NOW)
+
+
+def probabilities(state: StreamState) -> dict[str, float]:
+    policy = published(state)
+    ids = [drafter.drafter_id for drafter in policy.drafters]
+    return dict(zip(ids, policy.selection_probabilities.tolist(), strict=True))
+
+
+def test_a_published_state_continues_bit_for_bit() -> None:
+    state = StreamState(stream="stream-a")
+    for sequence in range(40):
+        first = sequence // 15
+        state = after(state, event_of(sequence, POOL[first : first + 2]))
+        again = decode_policy_published(encode(published(state)))
+        restored = StreamState.from_policy(again, SETTINGS)
+        assert same_message(published(restored), published(state))
+        following = event_of(sequence + 1, POOL)
+        assert same_message(
+            published(after(restored, following)), published(after(state, following))
+        )
+
+
+def test_the_version_counts_events_and_the_parent_is_one_event_earlier() -> None:
+    state = StreamState(stream="stream-a")
+    for sequence in range(3):
+        state = after(state, event_of(sequence, POOL))
+    assert (published(state).version, published(state).parent_version) == (3, 2)
+
+
+def test_the_better_drafter_leads_wherever_the_event_lists_it() -> None:
+    state = StreamState(stream="stream-a")
+    for sequence in range(20):
+        flipped = sequence % 2 == 1
+        pool, acceptance = POOL[:2], [0.9, 0.3]
+        if flipped:
+            pool, acceptance = pool[::-1], acceptance[::-1]
+        state = after(state, event_of(sequence, pool, acceptance=acceptance))
+    assert probabilities(state)["drafter-0"] > 0.9
+
+
+def test_a_new_drafter_is_tried_and_soon_leads_if_it_is_better() -> None:
+    state = StreamState(stream="stream-a")
+    for sequence in range(200):
+        state = after(state, event_of(sequence, POOL[:2], acceptance=[0.5, 0.1]))
+    state = after(state, event_of(200, POOL, acceptance=[0.5, 0.1, 1.0]))
+    assert probabilities(state)["drafter-2"] > 0.1
+    for sequence in range(201, 206):
+        state = after(state, event_of(sequence, POOL, acceptance=[0.5, 0.1, 1.0]))
+    assert probabilities(state)["drafter-2"] > 0.8
+
+
+def test_a_pool_may_shrink_to_one_and_grow_again() -> None:
+    state = after(StreamState(stream="stream-a"), event_of(0, POOL[:1]))
+    assert probabilities(state) == {"drafter-0": 1.0}
+    state = after(state, event_of(1, POOL[:2]))
+    assert len(probabilities(state)) == 2
+    for sequence in range(2, 200):
+        state = after(state, event_of(sequence, POOL[:1]))
+    assert probabilities(state) == {"drafter-0": 1.0}
+
+
+def test_a_stream_without_drafters_or_drafts_can_be_published() -> None:
+    event = make_event(num_windows=0, num_drafters=0, num_speculative_tokens=0)
+    state = after(StreamState(stream="stream-a"), event)
+    assert published(state).drafters == ()
+    assert published(state).cost.verify_seconds.shape == (1,)
+
+
+def test_orphans_are_counted_and_teach_nothing() -> None:
+    settings = StreamSettings(admitted_drafter_ids={"drafter-0", "drafter-1"})
+    placed = PlacedEvent(partition=0, offset=0, event=event_of(0, POOL))
+    state, num_orphans = StreamState(stream="stream-a").learned(placed, settings)
+    assert num_orphans == 1
+    assert [drafter.drafter_id for drafter in state.drafters] == ["drafter-0", "drafter-1"]
+
+
+def test_a_longer_speculation_is_published_from_then_on() -> None:
+    state = after(StreamState(stream="stream-a"), make_event(num_speculative_tokens=3))
+    state = after(state, make_event(sequence=1, num_speculative_tokens=6))
+    np.testing.assert_array_equal(published(state).num_speculative_tokens, [6, 6, 6])
