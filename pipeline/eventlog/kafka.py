@@ -122,8 +122,7 @@ class KafkaEventLog:
         """Append in order and return (partition, offset) of each, once all are durable."""
         spec = self._spec(topic)
         refuse_messages(spec, messages)
-        with self._translated(topic):
-            producer = self._shared_producer()
+        with self._translated(topic), self._lent_producer() as producer:
             futures = [
                 producer.send(topic, key=m.key, value=m.value, headers=list(m.headers.items()))
                 for m in messages
@@ -272,12 +271,28 @@ class KafkaEventLog:
         with guarded.lock:
             yield guarded.consumer
 
-    def _shared_producer(self) -> Any:
+    @contextmanager
+    def _lent_producer(self) -> Iterator[Any]:
+        """Lend the producer, and replace it once a batch has failed.
+
+        An idempotent producer numbers its batches; after a lost one it may refuse all others.
+        """
         with self._lock:
             self._check_usable()
             if self._producer is None:
                 self._producer = self._clients.producer()
-            return self._producer
+            producer = self._producer
+        try:
+            yield producer
+        except MessageSizeTooLargeError:
+            # Refused before it was sent; the batches of other threads are on their way.
+            raise
+        except KafkaError:
+            with self._lock:
+                if self._producer is producer:
+                    self._producer = None
+            producer.close(timeout=0)
+            raise
 
     def _admin_client(self) -> Any:
         self._check_usable()

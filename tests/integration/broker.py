@@ -23,8 +23,14 @@ def broker(folder: Path) -> Iterator[str]:
     given = os.environ.get(BOOTSTRAP_VARIABLE)
     if given:
         yield given
-        return
-    port = free_port()
+    else:
+        with own_broker(folder, free_port()) as servers:
+            yield servers
+
+
+@contextmanager
+def own_broker(folder: Path, port: int) -> Iterator[str]:
+    """Yield ``host:port`` of a broker that is started here and ends with the block."""
     with (folder / "broker.log").open("wb") as output:
         process = subprocess.Popen(
             # The binary itself: the console script is a wrapper that would die alone.

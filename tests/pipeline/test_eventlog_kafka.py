@@ -19,7 +19,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import MAX_MESSAGE_BYTES
 from pipeline.eventlog.ports import EventLogError, Message, TopicSpec
-from tests.integration.broker import BOOTSTRAP_VARIABLE, broker, free_port
+from tests.integration.broker import BOOTSTRAP_VARIABLE, free_port, own_broker
 
 COMPACTION_SECONDS = 20.0
 
@@ -164,11 +164,11 @@ def test_invalid_address_is_refused_with_the_address_and_the_cure() -> None:
 @pytest.mark.external_service
 @ignore_forgotten_sockets
 @pytest.mark.usefixtures("forgotten_sockets")
-def test_a_broker_that_goes_away_is_reported_by_reading_and_by_appending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_broker_that_goes_away_is_reported_and_used_again_once_it_is_back(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.delenv(BOOTSTRAP_VARIABLE, raising=False)
-    with broker(tmp_path) as servers:
+    port = free_port()
+    with own_broker(tmp_path, port) as servers:
         log = KafkaEventLog([servers], timeout_seconds=1.0)
         topic = new_topic(log, 1)
         log.append(topic, [Message(key=b"k", value=b"v")])
@@ -182,7 +182,24 @@ def test_a_broker_that_goes_away_is_reported_by_reading_and_by_appending(
         with pytest.raises(EventLogError, match=rf"Kafka at {servers}"):
             call()
         assert time.monotonic() - start < 10
+    with own_broker(tmp_path, port):
+        _await_append(log, topic)
+        assert log.end_offset(topic, 0) == 2
+        stored = [m for offset in range(2) for m in log.read(topic, 0, offset, max_messages=1)]
+        assert [(m.offset, m.message.value) for m in stored] == [(0, b"v"), (1, b"back")]
     log.close()
+
+
+def _await_append(log: KafkaEventLog, topic: str) -> None:
+    """Append as a service does: try again until the broker answers."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            log.append(topic, [Message(key=b"k", value=b"back")])
+            return
+        except EventLogError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 def test_building_and_closing_contacts_nobody() -> None:
