@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from replay.comparators import SwitchingComparators
 from replay.errors import ReplayError
 from replay.ports import SelectorFactory
 from replay.reader import LogReader
@@ -24,7 +23,7 @@ from replay.rerun import (
     verify_logged_selection,
     walk,
 )
-from replay.summary import ReplaySummary, RerunCheck, summarise, switching_comparators
+from replay.summary import Hindsight, ReplaySummary, RerunCheck, hindsight, summarise
 from replay.trace import Trace, TraceBuilder
 from schemas.events import NO_DRAFTER
 
@@ -42,7 +41,7 @@ class Analysis:
     trace: Trace
     rounds: ComparableRounds
     max_switches: int
-    switching: SwitchingComparators | None
+    best: Hindsight | None
     summary: ReplaySummary
 
 
@@ -86,7 +85,7 @@ def analyse(
             on_request()
     trace = builder.build()
     rounds = comparable_rounds(trace)
-    switching = switching_comparators(rounds, max_switches)
+    best = hindsight(rounds, max_switches)
     summary = summarise(
         reader.summary(),
         trace,
@@ -94,14 +93,14 @@ def analyse(
         generator,
         check=check.result(),
         policy_to_walk=walks.policy_to_walk,
-        switching=switching,
+        best=best,
     )
     return Analysis(
         name=str(log),
         trace=trace,
         rounds=rounds,
         max_switches=max_switches,
-        switching=switching,
+        best=best,
         summary=summary,
     )
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.analysis import Analysis
-from replay.comparators import SwitchingComparators, path_length
+from replay.comparators import path_length
 from replay.regret import ComparableRounds, regret
-from replay.summary import CLAIRVOYANT, named_comparators, switching_comparators
+from replay.summary import CLAIRVOYANT, SWITCHES_SHOWN, Hindsight, hindsight, switching_name
 from replay.trace import Trace
 from schemas.events import NO_DRAFTER
 
@@ -28,7 +28,8 @@ MOVING_SHARE = 0.05
 MOVING = f"moving mean over {MOVING_SHARE:.0%} of the tokens"
 MAX_TOTAL_POINTS = 200_000
 MAX_VERSION_MARKS = 100
-SWITCHES_DRAWN = (1, 4, 16)
+NOT_DRAWN = {CLAIRVOYANT, *(switching_name(count) for count in (2, 8, 32, 64))}
+"""Comparators that the table shows and the curves of cumulative regret leave out."""
 
 TOKENS_AXIS = "emitted tokens"
 
@@ -124,17 +125,13 @@ def _largest_streams(trace: Trace) -> list[int]:
 def _view(analysis: Analysis, stream: int | None, points: int) -> View:
     trace = analysis.trace
     rounds = analysis.rounds if stream is None else analysis.rounds.of_stream(stream)
-    switching = (
-        analysis.switching
-        if stream is None
-        else switching_comparators(rounds, analysis.max_switches)
-    )
+    best = analysis.best if stream is None else hindsight(rounds, analysis.max_switches)
     part = _slice(trace, stream)
     plots = [
         _selection_plot(trace, part, points),
         _length_plot(trace, part, stream, points),
-        _cumulative_plot(rounds, switching, part, points),
-        _dynamic_plot(rounds, switching),
+        _cumulative_plot(rounds, best, part, points),
+        _dynamic_plot(rounds, best),
     ]
     return View(label="All streams" if stream is None else trace.streams[stream], plots=plots)
 
@@ -356,23 +353,23 @@ def _request_at(trace: Trace, token: int) -> int:
 
 
 def _cumulative_plot(
-    rounds: ComparableRounds, switching: SwitchingComparators | None, part: _Slice, points: int
+    rounds: ComparableRounds, best: Hindsight | None, part: _Slice, points: int
 ) -> Plot:
     title = "Cumulative regret of what was played"
     note = (
         "Upwards: the comparator would have earned more by here. Downwards: selection beat it. "
         "Comparators know the whole log beforehand."
     )
-    if switching is None:
+    if best is None:
         empty = "no rounds that can be compared"
         return Plot(id="regret", title=title, note=note, variants=[], empty=empty)
-    named = named_comparators(rounds, switching, switches_shown=SWITCHES_DRAWN)
-    del named[CLAIRVOYANT]
     rows = np.unique(np.linspace(0, rounds.num_rounds - 1, points).astype(np.int64))
     token = rounds.token[rows] + part.request_shift[rounds.request[rows]]
     tokens_traces: list[PlotTrace] = []
     loss_traces: list[PlotTrace] = []
-    for index, (name, sequence) in enumerate(named.items()):
+    drawn = [name for name in best.name_to_sequence if name not in NOT_DRAWN]
+    for index, name in enumerate(drawn):
+        sequence = best.name_to_sequence[name]
         found = regret(rounds, sequence)
         for values, traces in ((found.tokens, tokens_traces), (found.loss, loss_traces)):
             y = _rounded_or_none(np.cumsum(values)[rows])
@@ -387,48 +384,42 @@ def _cumulative_plot(
     return Plot(id="regret", title=title, note=note, variants=variants)
 
 
-def _dynamic_plot(rounds: ComparableRounds, switching: SwitchingComparators | None) -> Plot:
+def _dynamic_plot(rounds: ComparableRounds, best: Hindsight | None) -> Plot:
     title = "Dynamic regret by number of switches allowed"
     note = (
         "Regret against the best sequence with at most S switches. Where the curve bends is how "
         "often the best drafter really changed; to the right, comparators fit noise."
     )
-    if switching is None:
+    if best is None:
         empty = "no rounds that can be compared"
         return Plot(id="dynamic", title=title, note=note, variants=[], empty=empty)
-    limit = switching.max_switches
-    drawn = sorted({*range(min(9, limit + 1)), *_doubling(limit), limit})
-    loss, tokens, text = [], [], []
-    for num_switches in drawn:
-        sequence = switching.sequence(num_switches)
-        found = regret(rounds, sequence)
-        loss.append(float(found.loss.sum()))
-        tokens.append(float(found.tokens.sum()))
-        text.append(f"path length {path_length(sequence)}")
-    variants = [
-        Variant(
-            label=label,
-            x_title="switches allowed",
-            y_title=f"regret ({label.lower()})",
-            x=[float(value) for value in drawn],
-            traces=[
-                PlotTrace(
-                    name="regret",
-                    kind="dots",
-                    color="comparator-0",
-                    y=_rounded_or_none(np.array(values)),
-                    text=text,
-                )
-            ],
-        )
-        for label, values in (("Tokens", tokens), ("Loss", loss))
-    ]
-    return Plot(id="dynamic", title=title, note=note, variants=variants)
+    loss = rounds.played_losses.sum() - best.switching.total_losses
+    name_to_switches = {switching_name(count): count for count in (0, *SWITCHES_SHOWN)}
+    drawn = [name for name in best.name_to_sequence if name in name_to_switches]
+    sequences = [best.name_to_sequence[name] for name in drawn]
+    tokens = [regret(rounds, sequence).tokens.sum() for sequence in sequences]
+    token_variant = _by_switches(
+        "Tokens",
+        [name_to_switches[name] for name in drawn],
+        np.array(tokens),
+        [f"path length {path_length(sequence):,}" for sequence in sequences],
+    )
+    every = list(range(loss.size))
+    loss_variant = _by_switches("Loss", every, loss, [f"at most {count}" for count in every])
+    return Plot(id="dynamic", title=title, note=note, variants=[token_variant, loss_variant])
 
 
-def _doubling(limit: int) -> list[int]:
-    steps = (step for power in range(3, 16) for step in (2**power, 3 * 2 ** (power - 1)))
-    return [step for step in steps if step <= limit]
+def _by_switches(
+    label: str, num_switches: list[int], values: NDArray[np.float64], text: list[str]
+) -> Variant:
+    y = _rounded_or_none(values)
+    return Variant(
+        label=label,
+        x_title="switches allowed",
+        y_title=f"regret ({label.lower()})",
+        x=[float(count) for count in num_switches],
+        traces=[PlotTrace(name="regret", kind="dots", color="comparator-0", y=y, text=text)],
+    )
 
 
 def _rounded(values: NDArray[Any]) -> list[float]:

@@ -19,7 +19,8 @@ policy's own rounds, and so its true mean acceptance length, are those of ``repl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,18 +63,26 @@ class ComparableRounds:
         return self.played_losses.size
 
     def of_stream(self, stream: int) -> ComparableRounds:
-        """Return the rounds of one stream; ``num_left_out`` stays that of the log."""
-        chosen = self.stream == stream
-        return ComparableRounds(
-            losses=self.losses[chosen],
-            lengths=self.lengths[chosen],
-            played_losses=self.played_losses[chosen],
-            played_lengths=self.played_lengths[chosen],
-            request=self.request[chosen],
-            stream=self.stream[chosen],
-            token=self.token[chosen],
-            num_left_out=self.num_left_out,
-            num_unscored=self.num_unscored,
+        """Return the rounds of one stream; the counts stay those of the log."""
+        return self._taken(np.flatnonzero(self.stream == stream))
+
+    def by_stream(self) -> Iterator[tuple[int, ComparableRounds]]:
+        """Yield every stream that has rounds, with them, in one sort."""
+        order = np.argsort(self.stream, kind="stable")
+        streams, first = np.unique(self.stream[order], return_index=True)
+        for stream, rows in zip(streams, np.split(order, first[1:]), strict=False):
+            yield int(stream), self._taken(rows)
+
+    def _taken(self, rows: NDArray[np.int64]) -> ComparableRounds:
+        return replace(
+            self,
+            losses=self.losses[rows],
+            lengths=self.lengths[rows],
+            played_losses=self.played_losses[rows],
+            played_lengths=self.played_lengths[rows],
+            request=self.request[rows],
+            stream=self.stream[rows],
+            token=self.token[rows],
         )
 
 

@@ -6,8 +6,7 @@ A value that cannot be given is None and carries its reason; nothing here is eve
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -156,7 +155,7 @@ def summarise(
     *,
     check: RerunCheck,
     policy_to_walk: dict[str, Walk],
-    switching: comparators.SwitchingComparators | None,
+    best: Hindsight | None,
 ) -> ReplaySummary:
     """Compute every table of a log.
 
@@ -167,21 +166,18 @@ def summarise(
         generator: The dice of the bootstrap.
         check: Result of the re-run.
         policy_to_walk: What other policies would have done.
-        switching: ``switching_comparators(rounds, ...)``.
+        best: ``hindsight(rounds, ...)``.
     """
-    everything = np.arange(len(trace.streams))
+    total, *streams = _stream_rows(trace)
     return ReplaySummary(
         log=log,
         policy_names=trace.policy_names,
         num_incomplete_requests=int((~trace.request_is_complete).sum()),
         num_windows=trace.windows.request.size,
-        total=_stream_row(trace, everything, ALL_STREAMS),
-        streams=tuple(
-            _stream_row(trace, np.array([index]), stream)
-            for index, stream in enumerate(trace.streams)
-        ),
+        total=total,
+        streams=tuple(streams),
         drafters=_drafter_rows(trace),
-        regrets=_regret_rows(trace, rounds, generator, switching),
+        regrets=_regret_rows(trace, rounds, generator, best),
         policies=tuple(
             PolicyRow(
                 policy=policy,
@@ -198,18 +194,30 @@ def summarise(
     )
 
 
-def _stream_row(trace: Trace, streams: NDArray[np.int64], name: str | None) -> StreamRow:
-    is_request = np.isin(trace.request_stream, streams)
-    chosen = is_request[trace.rounds.request]
-    tokens = int(trace.rounds.num_emitted_tokens[chosen].sum(dtype=np.int64))
-    num_rounds = int(chosen.sum())
-    seconds = float(trace.rounds.seconds[chosen].sum(dtype=np.float64))
+def _stream_rows(trace: Trace) -> tuple[StreamRow, ...]:
+    """Return the row of all streams together, then one per stream."""
+    rounds, num_streams = trace.rounds, len(trace.streams)
+    stream = trace.request_stream[rounds.request]
+    num_requests = np.bincount(trace.request_stream, minlength=num_streams)
+    num_rounds = np.bincount(stream, minlength=num_streams)
+    is_idle = rounds.drafter == NO_DRAFTER
+    num_idle, tokens, seconds = (
+        np.bincount(stream, weights=column, minlength=num_streams)
+        for column in (is_idle, rounds.num_emitted_tokens, rounds.seconds)
+    )
+    columns = np.column_stack([num_requests, num_rounds, num_idle, tokens, seconds])
+    total = _stream_row(ALL_STREAMS, columns.sum(axis=0))
+    return (total, *map(_stream_row, trace.streams, columns))
+
+
+def _stream_row(stream: str | None, sums: NDArray[np.float64]) -> StreamRow:
+    num_requests, num_rounds, num_idle, tokens, seconds = sums.tolist()
     return StreamRow(
-        stream=name,
-        num_requests=int(is_request.sum()),
-        num_tokens=tokens,
-        num_rounds=num_rounds,
-        num_idle_rounds=int((trace.rounds.drafter[chosen] == NO_DRAFTER).sum()),
+        stream=stream,
+        num_requests=int(num_requests),
+        num_tokens=int(tokens),
+        num_rounds=int(num_rounds),
+        num_idle_rounds=int(num_idle),
         mean_acceptance_length=tokens / num_rounds if num_rounds else None,
         tokens_per_second=tokens / seconds if seconds > 0.0 else None,
     )
@@ -217,101 +225,137 @@ def _stream_row(trace: Trace, streams: NDArray[np.int64], name: str | None) -> S
 
 def _drafter_rows(trace: Trace) -> tuple[DrafterRow, ...]:
     """Return the rows of all streams together, then of each stream where there are several."""
-    rows = _drafter_rows_of(trace, np.ones(trace.request_stream.size, np.bool_), ALL_STREAMS)
+    drafter_sums = [_DrafterSums.of(trace, index) for index in range(len(trace.drafter_ids))]
+    pairs = list(zip(trace.drafter_ids, drafter_sums, strict=True))
+    rows = [sums.row(drafter_id, ALL_STREAMS, slice(None)) for drafter_id, sums in pairs]
     if len(trace.streams) > 1:
         for index, stream in enumerate(trace.streams):
-            rows += _drafter_rows_of(trace, trace.request_stream == index, stream)
+            found = [
+                sums.row(drafter_id, stream, slice(index, index + 1)) for drafter_id, sums in pairs
+            ]
+            rows.extend(row for row in found if row.num_windows or row.num_rounds)
     return tuple(rows)
 
 
-def _drafter_rows_of(
-    trace: Trace, is_request: NDArray[np.bool_], stream: str | None
-) -> list[DrafterRow]:
-    rounds, windows = trace.rounds, trace.windows
-    is_window = is_request[windows.request]
-    is_round = is_request[rounds.request]
-    rows = []
-    for index, drafter_id in enumerate(trace.drafter_ids):
-        exact = windows.exact_length[is_window, index]
-        is_played = is_round & (rounds.drafter == index)
-        num_rounds = int(is_played.sum())
-        at = rounds.window[is_played & (rounds.window != NO_WINDOW)]
-        if not num_rounds and not np.any(~np.isnan(exact)) and stream is not ALL_STREAMS:
-            continue
-        rows.append(
-            DrafterRow(
-                stream=stream,
-                drafter_id=drafter_id,
-                num_windows=int((~np.isnan(exact)).sum()),
-                exact_length=_mean(exact),
-                published_length=_mean(windows.published_length[is_window, index]),
-                num_rounds=num_rounds,
-                played_length=_mean(rounds.num_emitted_tokens[is_played].astype(np.float64)),
-                expected_length=_mean(windows.exact_length[at, index]),
-                acceptance_rate=acceptance_rate(
-                    int(rounds.num_accepted_tokens[is_played].sum(dtype=np.int64)),
-                    int(rounds.num_draft_tokens[is_played].sum(dtype=np.int64)),
-                ),
-            )
+@dataclass(frozen=True, slots=True)
+class _DrafterSums:
+    """Counts and sums of one drafter per stream, each of shape (number of streams,)."""
+
+    num_windows: NDArray[np.float64]
+    exact: NDArray[np.float64]
+    published: NDArray[np.float64]
+    num_rounds: NDArray[np.float64]
+    emitted: NDArray[np.float64]
+    accepted: NDArray[np.float64]
+    drafted: NDArray[np.float64]
+    num_expected: NDArray[np.float64]
+    expected: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, trace: Trace, drafter: int) -> _DrafterSums:
+        """Add up one drafter's windows and the rounds in which it was played."""
+        rounds, windows = trace.rounds, trace.windows
+        exact, published = windows.exact_length[:, drafter], windows.published_length[:, drafter]
+        scored = np.flatnonzero(~np.isnan(exact))
+        played = np.flatnonzero(rounds.drafter == drafter)
+        judged = played[rounds.window[played] != NO_WINDOW]
+        expected = exact[rounds.window[judged]]
+        judged, expected = judged[~np.isnan(expected)], expected[~np.isnan(expected)]
+
+        def sums(request: NDArray[np.int32], values: NDArray[Any] | None) -> NDArray[np.float64]:
+            stream = trace.request_stream[request]
+            totals = np.bincount(stream, weights=values, minlength=len(trace.streams))
+            return totals.astype(np.float64)
+
+        by_window, by_round = windows.request[scored], rounds.request[played]
+        return cls(
+            num_windows=sums(by_window, None),
+            exact=sums(by_window, exact[scored]),
+            published=sums(by_window, published[scored]),
+            num_rounds=sums(by_round, None),
+            emitted=sums(by_round, rounds.num_emitted_tokens[played]),
+            accepted=sums(by_round, rounds.num_accepted_tokens[played]),
+            drafted=sums(by_round, rounds.num_draft_tokens[played]),
+            num_expected=sums(rounds.request[judged], None),
+            expected=sums(rounds.request[judged], expected),
         )
-    return rows
+
+    def row(self, drafter_id: str, stream: str | None, streams: slice) -> DrafterRow:
+        """Return the table row over some of the streams."""
+        total = {
+            field.name: float(getattr(self, field.name)[streams].sum()) for field in fields(self)
+        }
+        return DrafterRow(
+            stream=stream,
+            drafter_id=drafter_id,
+            num_windows=int(total["num_windows"]),
+            exact_length=_ratio(total["exact"], total["num_windows"]),
+            published_length=_ratio(total["published"], total["num_windows"]),
+            num_rounds=int(total["num_rounds"]),
+            played_length=_ratio(total["emitted"], total["num_rounds"]),
+            expected_length=_ratio(total["expected"], total["num_expected"]),
+            acceptance_rate=acceptance_rate(int(total["accepted"]), int(total["drafted"])),
+        )
 
 
-def _mean(values: NDArray[np.floating[Any]]) -> float | None:
-    """Return the mean of what is not NaN; None without anything."""
-    there = values[~np.isnan(values)]
-    return float(there.mean(dtype=np.float64)) if there.size else None
+def _ratio(total: float, count: float) -> float | None:
+    return total / count if count else None
 
 
-def switching_comparators(
-    rounds: ComparableRounds, max_switches: int
-) -> comparators.SwitchingComparators | None:
-    """Return the best switching sequences; None without rounds or drafters to compare."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Hindsight:
+    """The comparators of some rounds.
+
+    Attributes:
+        switching: The best switching sequences.
+        name_to_sequence: Comparators by name, in the order of the table, each of shape (T,).
+    """
+
+    switching: comparators.SwitchingComparators
+    name_to_sequence: dict[str, NDArray[np.int64]]
+
+
+def hindsight(rounds: ComparableRounds, max_switches: int) -> Hindsight | None:
+    """Find all comparators of a report; None without rounds or drafters to compare."""
     if 0 in rounds.losses.shape:
         return None
-    return comparators.best_switching(rounds.losses, min(max_switches, rounds.num_rounds - 1))
-
-
-def named_comparators(
-    rounds: ComparableRounds,
-    switching: comparators.SwitchingComparators,
-    *,
-    switches_shown: Sequence[int] = SWITCHES_SHOWN,
-) -> dict[str, NDArray[np.int64]]:
-    """Return the comparators of a report by name."""
-    name_to_sequence = {"best fixed drafter": switching.sequence(0)}
+    limit = min(max_switches, rounds.num_rounds - 1)
+    switching = comparators.best_switching(rounds.losses, limit)
+    found = {switching_name(0): switching.sequence(0)}
     if np.unique(rounds.stream).size > 1:
-        name_to_sequence["best per stream"] = comparators.best_per_group(
-            rounds.losses, rounds.stream
-        )
-    name_to_sequence["best per request"] = comparators.best_per_group(rounds.losses, rounds.request)
-    for num_switches in switches_shown:
-        if num_switches <= switching.max_switches:
-            plural = "" if num_switches == 1 else "es"
-            name = f"best with at most {num_switches} switch{plural}"
-            name_to_sequence[name] = switching.sequence(num_switches)
-    name_to_sequence[CLAIRVOYANT] = comparators.clairvoyant(rounds.losses)
-    return name_to_sequence
+        found["best per stream"] = comparators.best_per_group(rounds.losses, rounds.stream)
+    found["best per request"] = comparators.best_per_group(rounds.losses, rounds.request)
+    for num_switches in SWITCHES_SHOWN:
+        if num_switches <= limit:
+            found[switching_name(num_switches)] = switching.sequence(num_switches)
+    found[CLAIRVOYANT] = comparators.clairvoyant(rounds.losses)
+    return Hindsight(switching, found)
+
+
+def switching_name(num_switches: int) -> str:
+    """Return the name of the best sequence with at most so many switches."""
+    if num_switches == 0:
+        return "best fixed drafter"
+    return f"best with at most {num_switches} switch{'' if num_switches == 1 else 'es'}"
 
 
 def _regret_rows(
     trace: Trace,
     rounds: ComparableRounds,
     generator: np.random.Generator,
-    switching: comparators.SwitchingComparators | None,
+    best: Hindsight | None,
 ) -> tuple[RegretRow, ...]:
-    if switching is None:
+    if best is None:
         return ()
     rows = [
         _regret_row(rounds, name, sequence, ALL_STREAMS, generator)
-        for name, sequence in named_comparators(rounds, switching).items()
+        for name, sequence in best.name_to_sequence.items()
     ]
     if len(trace.streams) > 1:
-        for index, stream in enumerate(trace.streams):
-            part = rounds.of_stream(index)
-            if 0 not in part.losses.shape:
-                best = comparators.best_fixed(part.losses)
-                rows.append(_regret_row(part, "best fixed drafter", best, stream, generator))
+        for index, part in rounds.by_stream():
+            fixed = comparators.best_fixed(part.losses)
+            stream = trace.streams[index]
+            rows.append(_regret_row(part, switching_name(0), fixed, stream, generator))
     return tuple(rows)
 
 
