@@ -37,6 +37,8 @@ class TrainableDrafter(Protocol):
     drafter_id: str
     architecture: str
     draft_vocabulary_hash: str
+    hidden_size: int
+    vocab_size: int
 
     def initial_weights(self) -> Weights:
         """Return untrained float32 parameters by name, the same at every call."""
@@ -107,6 +109,8 @@ class DrafterTrainer:
         self._memory = ExampleMemory(settings.memory_positions)
         self._version = -1
         self._partition_to_contained: dict[int, Contained] = {}
+        self._partition_to_next: dict[int, int] = {}
+        self._partition_to_copies: dict[int, set[int]] = {}
         self._resume_from: dict[int, int] = {}
         self._num_unreleased = 0
         self.num_refused_steps = 0
@@ -127,13 +131,20 @@ class DrafterTrainer:
 
         An event without a segment has nothing to train on and only counts as contained.
         """
-        contained = self._partition_to_contained.get(received.partition, Contained())
+        partition = received.partition
+        if received.offset < self._partition_to_next.get(partition, 0):
+            return  # delivered again
+        self._partition_to_next[partition] = received.offset + 1
+        contained = self._partition_to_contained.get(partition, Contained())
         standing = contained.standing(received)
-        if segment is not None and standing is not Standing.LATE:
+        copies = self._partition_to_copies.setdefault(partition, set())
+        if standing is Standing.LATE:
+            copies.add(received.offset)
+        if segment is not None and received.offset not in copies:
             self._memory.add(segment)
         if standing is not Standing.NEW:
             return
-        self._partition_to_contained[received.partition] = contained.with_event(received)
+        self._partition_to_contained[partition] = contained.with_event(received)
         if segment is not None:
             self._train(segment)
             self._num_unreleased += 1
@@ -197,6 +208,12 @@ class DrafterTrainer:
         return Watermark(partition_to_offset=offsets, worker_to_sequence=sequences)
 
     def _config(self) -> dict[str, object]:
+        memory_from = self._memory.first_offsets()
+        # Read again from there, a copy could no longer be told from its original.
+        copies = {
+            str(partition): sorted(o for o in offsets if o >= memory_from.get(partition, o + 1))
+            for partition, offsets in self._partition_to_copies.items()
+        }
         contained = {
             str(partition): {
                 "offset": known.partition_to_offset[partition],
@@ -210,7 +227,8 @@ class DrafterTrainer:
             "tokenizer_hash": self._tokenizer_hash,
             "draft_vocabulary_hash": self.drafter.draft_vocabulary_hash,
             "contained": contained,
-            "memory_from_offset": {str(p): o for p, o in self._memory.first_offsets().items()},
+            "memory_from_offset": {str(p): o for p, o in memory_from.items()},
+            "memory_copies": copies,
         }
 
     def _resume(self) -> None:
@@ -237,6 +255,8 @@ class DrafterTrainer:
             self._resume_from[int(partition)] = int(known["offset"])
         for partition, offset in config["memory_from_offset"].items():
             self._resume_from[int(partition)] = int(offset)
+        for partition, offsets in config.get("memory_copies", {}).items():
+            self._partition_to_copies[int(partition)] = set(offsets)
 
     def _refuse_other(self, config: Mapping[str, Any]) -> None:
         wanted = {
@@ -285,8 +305,8 @@ class OnlineTrainer:
         """Take one event.
 
         Raises:
-            ValueError: If it is of another target, or its features do not fit its tokens; it then
-                counts as contained.
+            ValueError: If it is of another target, or its features or tokens cannot be the
+                target's; it then counts as contained.
         """
         segment = None
         try:
@@ -312,9 +332,24 @@ class OnlineTrainer:
             self.num_without_features += 1
             logger.warning("%s: %s", event.event_id, error)
             return None
-        return Segment(
+        segment = Segment(
             partition=received.partition,
             offset=received.offset,
             hidden=hidden,
             token_ids=event.content.token_ids.astype(np.int64),
         )
+        for trainer in self._trainers:
+            _refuse_unusable(segment, trainer.drafter, event.event_id)
+        return segment
+
+
+def _refuse_unusable(segment: Segment, drafter: TrainableDrafter, event_id: str) -> None:
+    """Keep out of the memory what would spoil every batch that draws from it."""
+    expected = (len(segment.token_ids), drafter.hidden_size)
+    if segment.hidden.shape != expected:
+        raise ValueError(f"{event_id}: features {segment.hidden.shape}, expected {expected}")
+    if not np.isfinite(segment.hidden).all():
+        raise ValueError(f"{event_id}: features are not all finite")
+    highest = int(segment.token_ids.max(initial=0))
+    if highest >= drafter.vocab_size:
+        raise ValueError(f"{event_id}: token {highest}, expected 0..{drafter.vocab_size - 1}")

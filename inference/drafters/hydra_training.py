@@ -51,8 +51,8 @@ class TrainableHydra:
         self._inner_size = inner_size
         self._level_decay = level_decay
         self._seed = seed
-        vocab_size = rows.embeddings.shape[0]
-        self._token_to_draft = torch.full((vocab_size,), _OUTSIDE, dtype=torch.int64)
+        self.vocab_size, self.hidden_size = rows.embeddings.shape
+        self._token_to_draft = torch.full((self.vocab_size,), _OUTSIDE, dtype=torch.int64)
         self._token_to_draft[rows.vocabulary.token_ids] = torch.arange(len(rows.head))
 
     def initial_weights(self) -> dict[str, torch.Tensor]:

@@ -124,7 +124,7 @@ class OnlineGradient:
         self._optimizer.zero_grad(set_to_none=True)
         value = loss(self._weights)
         if not torch.isfinite(value):
-            raise UpdateRefusedError(f"loss {float(value)}, expected a finite number")
+            raise UpdateRefusedError(f"loss {float(value.detach())}, expected a finite number")
         torch.autograd.backward(value)
         norm = torch.nn.utils.clip_grad_norm_(
             list(self._weights.values()), self._settings.max_gradient_norm
