@@ -160,7 +160,7 @@ def _slice(trace: Trace, stream: int | None) -> _Slice:
 
 
 def _bins(token: NDArray[np.int64], num_tokens: int, points: int) -> NDArray[np.int64]:
-    return np.minimum(token * points // max(num_tokens, 1), points - 1)
+    return np.clip(token * points // max(num_tokens, 1), 0, points - 1)
 
 
 def _centres(num_tokens: int, points: int) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.selection import policy_from_name
-from replay.rerun import PolicySelector
+from replay.selectors import PolicySelector
 from schemas.events import AcceptanceRule, DrafterVersion, VerificationEvent
 from tests.replay.synthetic import log, make_request, split, write_log
 

@@ -15,7 +15,7 @@ import pytest
 
 from replay.analysis import Analysis, analyse
 from replay.errors import ReplayError
-from replay.rerun import selector_from_name
+from replay.selectors import selector_from_name
 from schemas.events import VerificationEvent
 from tests.replay.logs import rich_events, write_rich_log
 from tests.replay.synthetic import log, make_request, split, window_rows, write_log

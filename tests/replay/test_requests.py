@@ -10,7 +10,7 @@ import pytest
 from learner.selection import policy_from_name
 from replay import requests
 from replay.requests import RequestTrace, join_requests, join_segments
-from replay.rerun import PolicySelector
+from replay.selectors import PolicySelector
 from schemas.events import (
     NO_DRAFTER,
     AcceptanceRule,

@@ -13,16 +13,14 @@ from inference.selector import RequestSelector as WorkerSelector
 from learner.selection import policy_from_name
 from replay.requests import RequestTrace, join_segments
 from replay.rerun import (
-    PolicySelector,
     Walk,
     followed_probabilities,
-    logged_selector,
-    selector_from_name,
     verify_logged_rounds,
     verify_logged_selection,
     walk,
     walk_all,
 )
+from replay.selectors import PolicySelector, logged_selector, selector_from_name
 from schemas.events import NO_DRAFTER, AcceptanceRule, VerificationEvent
 from tests.replay.synthetic import make_request, split
 

@@ -16,13 +16,8 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.worker import Request, Worker, WorkerOptions
 from replay.requests import RequestTrace, join_requests
-from replay.rerun import (
-    logged_selector,
-    selector_from_name,
-    verify_logged_rounds,
-    verify_logged_selection,
-    walk,
-)
+from replay.rerun import verify_logged_rounds, verify_logged_selection, walk
+from replay.selectors import logged_selector, selector_from_name
 from schemas.events import NO_DRAFTER, PolicyPublished, VerificationEvent
 from tests.inference.tiny import EOS, random_prompts, tiny_llama
 from tests.replay.synthetic import log
