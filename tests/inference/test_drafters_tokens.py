@@ -216,7 +216,9 @@ def test_a_prompt_shorter_than_every_gram_proposes_nothing() -> None:
 
 def test_nothing_proposes_nothing() -> None:
     session = NothingDrafter().start(trajectory_of([1]), stream="s", draws_drafts=False)
-    windows = WindowBatch(starts=np.arange(2), num_levels=np.ones(2), num_speculative_tokens=3)
+    windows = WindowBatch(
+        starts=np.arange(2), num_levels=np.array([1, 1]), num_speculative_tokens=3
+    )
     assert session.draft(4, RNG).token_ids == ()
     proposals = session.predict(windows).proposals
     assert proposals is not None

@@ -229,7 +229,7 @@ def test_no_request_ends_before_min_tokens(min_tokens: int) -> None:
     target = tiny_llama(1)
     prompt = random_prompts(4, count=1, length=12)[0]
     plain = plain_greedy(target, [prompt], 6)[0]
-    drafters = [
+    drafters: list[Drafter] = [
         CausalLmDrafter(tiny_llama(1), target, drafter_id="copy"),
         fakes.random_tokens(VOCAB_SIZE),
         NothingDrafter(),

@@ -57,7 +57,7 @@ class Batches:
                 self.found.append(batch)
             return batch
 
-        run.scorer.score = remember  # type: ignore[assignment, method-assign]
+        run.scorer.score = remember  # type: ignore[method-assign]
 
     def joined(self) -> ScoredBatch:
         """Return all windows as one batch."""

@@ -87,7 +87,7 @@ def outcomes_of_drawn_drafts(
             verification = verify_sampling(
                 torch.stack(p), torch.stack(q) if q else torch.empty(0, VOCAB), draft, coins
             )
-            yield drafted * weight, verification
+            yield float(drafted * weight), verification
 
 
 def grids(
