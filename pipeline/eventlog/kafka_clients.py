@@ -13,6 +13,7 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 
 _BATCH_BYTES = 256 * 2**10
 _LINGER_MILLISECONDS = 5
+_LONGEST_RECONNECT_MILLISECONDS = 1000
 
 
 class KafkaClients:
@@ -77,6 +78,7 @@ class KafkaClients:
                 bootstrap_servers=self._servers,
                 bootstrap_timeout_ms=self._timeout_milliseconds,
                 request_timeout_ms=self._timeout_milliseconds,
+                reconnect_backoff_max_ms=_LONGEST_RECONNECT_MILLISECONDS,
                 kafka_client=remembered_connection,
                 **settings,
             )
