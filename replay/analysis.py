@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from replay.errors import ReplayError
+from replay.hindsight import Hindsight, hindsight
 from replay.ports import SelectorFactory
 from replay.reader import LogReader
 from replay.regret import ComparableRounds, comparable_rounds
 from replay.requests import RequestTrace, join_requests
 from replay.rerun import Disagreement, Walk, verify_logged_rounds, verify_logged_selection, walk
 from replay.selectors import logged_selector, selector_from_name
-from replay.summary import Hindsight, ReplaySummary, RerunCheck, hindsight, summarise
+from replay.summary import ReplaySummary, RerunCheck, summarise
 from replay.trace import Trace, TraceBuilder
 from schemas.events import NO_DRAFTER
 

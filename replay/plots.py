@@ -13,9 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.analysis import Analysis
+from replay.binning import (
+    MOVING_SHARE,
+    bin_centres,
+    binned_means,
+    bins_of,
+    moving_means,
+    moving_sums,
+    num_bins,
+    rounded,
+    rounded_or_none,
+)
 from replay.comparators import path_length
+from replay.hindsight import CLAIRVOYANT, SWITCHES_SHOWN, Hindsight, hindsight, switching_name
 from replay.regret import ComparableRounds, regret
-from replay.summary import CLAIRVOYANT, SWITCHES_SHOWN, Hindsight, hindsight, switching_name
 from replay.trace import Trace
 from schemas.events import NO_DRAFTER
 
@@ -23,8 +34,6 @@ MAX_STREAMS = 12
 """Streams with plots of their own, those with most tokens; all are in the tables."""
 
 MAX_POINTS = 240
-ROWS_PER_POINT = 40
-MOVING_SHARE = 0.05
 MOVING = f"moving mean over {MOVING_SHARE:.0%} of the tokens"
 MAX_TOTAL_POINTS = 200_000
 MAX_VERSION_MARKS = 100
@@ -159,19 +168,6 @@ def _slice(trace: Trace, stream: int | None) -> _Slice:
     )
 
 
-def _bins(token: NDArray[np.int64], num_tokens: int, points: int) -> NDArray[np.int64]:
-    return np.clip(token * points // max(num_tokens, 1), 0, points - 1)
-
-
-def _centres(num_tokens: int, points: int) -> NDArray[np.float64]:
-    return (np.arange(points) + 0.5) * num_tokens / points
-
-
-def _points(num_tokens: int, num_rows: int, points: int) -> int:
-    """Use fewer bins where there is little data: a mean of too few rows is only noise."""
-    return int(np.clip(min(num_rows // ROWS_PER_POINT, num_tokens), min(20, num_rows), points))
-
-
 def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
     title = "Which drafter was selected"
     note = (
@@ -181,8 +177,8 @@ def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
     drafter = trace.rounds.drafter[part.is_round].astype(np.int64)
     if not drafter.size:
         return Plot(id="selection", title=title, note=note, variants=[], empty="no rounds")
-    points = _points(part.num_tokens, drafter.size, points)
-    bins = _bins(part.round_token, part.num_tokens, points)
+    points = num_bins(part.num_tokens, drafter.size, points)
+    bins = bins_of(part.round_token, part.num_tokens, points)
     num_drafters = len(trace.drafter_ids)
     flat = bins * (num_drafters + 1) + np.where(drafter == NO_DRAFTER, num_drafters, drafter)
     shape = (points, num_drafters + 1)
@@ -193,10 +189,10 @@ def _selection_plot(trace: Trace, part: _Slice, points: int) -> Plot:
         minlength=points * shape[1],
     ).reshape(shape)
     there = counts.sum(axis=1) > 0
-    smooth = _moving_sums(counts)[there]
+    smooth = moving_sums(counts)[there]
     shares = smooth / smooth.sum(axis=1, keepdims=True)
-    means = _moving_means(chances, counts)[there]
-    x = _rounded(_centres(part.num_tokens, points)[there])
+    means = moving_means(chances, counts)[there]
+    x = rounded(bin_centres(part.num_tokens, points)[there])
     return Plot(
         id="selection",
         title=title,
@@ -234,7 +230,7 @@ def _drafter_traces(
             name=name,
             kind=kind,
             color="none" if index == len(trace.drafter_ids) else f"drafter-{index}",
-            y=_rounded_or_none(column),
+            y=rounded_or_none(column),
         )
         for index, (name, column) in enumerate(zip(names, values.T, strict=True))
         if not skip_unused or np.nansum(column) > 0
@@ -251,23 +247,23 @@ def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) ->
     if not rows.size:
         empty = "no scored windows in the log"
         return Plot(id="length", title=title, note=note, variants=[], empty=empty)
-    points = _points(part.num_tokens, rows.shape[0], points)
-    bins = _bins(part.window_token, part.num_tokens, points)
-    x = _rounded(_centres(part.num_tokens, points))
-    played = _binned_means(
-        _bins(part.round_token, part.num_tokens, points),
+    points = num_bins(part.num_tokens, rows.shape[0], points)
+    bins = bins_of(part.window_token, part.num_tokens, points)
+    x = rounded(bin_centres(part.num_tokens, points))
+    played = binned_means(
+        bins_of(part.round_token, part.num_tokens, points),
         trace.rounds.num_emitted_tokens[part.is_round][:, None].astype(np.float32),
         points,
     )
     played_trace = PlotTrace(
-        name="played", kind="line", color="played", y=_rounded_or_none(played[:, 0])
+        name="played", kind="line", color="played", y=rounded_or_none(played[:, 0])
     )
     variants = []
     for label, lengths in (
         ("Exact estimator", rows),
         ("Published estimator", trace.windows.published_length[part.is_window]),
     ):
-        means = _binned_means(bins, lengths, points)
+        means = binned_means(bins, lengths, points)
         traces = [*_drafter_traces(trace, means, "line"), played_trace]
         traces += _version_marks(trace, part, stream, means)
         variants.append(
@@ -280,36 +276,6 @@ def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) ->
             )
         )
     return Plot(id="length", title=title, note=note, variants=variants)
-
-
-def _binned_means(
-    bins: NDArray[np.int64], values: NDArray[np.float32], points: int
-) -> NDArray[np.float64]:
-    """Return moving means of what is not NaN per bin and column, (points, N); NaN if empty."""
-    counts = np.zeros((points, values.shape[1]))
-    sums = np.zeros_like(counts)
-    for index, column in enumerate(values.T):
-        there = ~np.isnan(column)
-        counts[:, index] = np.bincount(bins[there], minlength=points)
-        sums[:, index] = np.bincount(bins[there], weights=column[there], minlength=points)
-    return _moving_means(sums, counts)
-
-
-def _moving_means(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Return sums / counts over ``MOVING_SHARE`` of the bins around each; NaN where it is empty."""
-    means = np.full(sums.shape, np.nan)
-    np.divide(_moving_sums(sums), _moving_sums(counts), out=means, where=counts > 0)
-    return means
-
-
-def _moving_sums(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Sum over the bins around each, (points, N); fewer at the ends."""
-    points = values.shape[0]
-    half = int(points * MOVING_SHARE / 2)
-    summed = np.zeros((points + 1, values.shape[1]))
-    np.cumsum(values, axis=0, out=summed[1:])
-    at = np.arange(points)
-    return summed[np.minimum(at + half + 1, points)] - summed[np.maximum(at - half, 0)]
 
 
 def _version_marks(
@@ -325,7 +291,7 @@ def _version_marks(
         if is_first or (stream is not None and change.stream != trace.streams[stream]):
             continue
         token = change.token + int(part.request_shift[_request_at(trace, change.token)])
-        row = int(_bins(np.array([token]), part.num_tokens, means.shape[0])[0])
+        row = int(bins_of(np.array([token]), part.num_tokens, means.shape[0])[0])
         drafter = trace.drafter_ids.index(change.drafter_id)
         height = means[row, drafter]
         text = f"{change.drafter_id} version {change.weights_version} in {change.stream}"
@@ -341,7 +307,7 @@ def _version_marks(
             kind="marks",
             color=list(colors),
             x=list(tokens),
-            y=_rounded_or_none(np.array(heights)),
+            y=rounded_or_none(np.array(heights)),
             text=list(texts),
         )
     ]
@@ -372,10 +338,10 @@ def _cumulative_plot(
         sequence = best.name_to_sequence[name]
         found = regret(rounds, sequence)
         for values, traces in ((found.tokens, tokens_traces), (found.loss, loss_traces)):
-            y = _rounded_or_none(np.cumsum(values)[rows])
+            y = rounded_or_none(np.cumsum(values)[rows])
             traces.append(PlotTrace(name=name, kind="line", color=f"comparator-{index}", y=y))
     variants = [
-        Variant(label=label, x_title=TOKENS_AXIS, y_title=y_title, x=_rounded(token), traces=traces)
+        Variant(label=label, x_title=TOKENS_AXIS, y_title=y_title, x=rounded(token), traces=traces)
         for label, y_title, traces in (
             ("Tokens", "regret (tokens)", tokens_traces),
             ("Loss", "regret (loss)", loss_traces),
@@ -412,7 +378,7 @@ def _dynamic_plot(rounds: ComparableRounds, best: Hindsight | None) -> Plot:
 def _by_switches(
     label: str, num_switches: list[int], values: NDArray[np.float64], text: list[str]
 ) -> Variant:
-    y = _rounded_or_none(values)
+    y = rounded_or_none(values)
     return Variant(
         label=label,
         x_title="switches allowed",
@@ -420,11 +386,3 @@ def _by_switches(
         x=[float(count) for count in num_switches],
         traces=[PlotTrace(name="regret", kind="dots", color="comparator-0", y=y, text=text)],
     )
-
-
-def _rounded(values: NDArray[Any]) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]
-
-
-def _rounded_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
