@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inference.cache import RollbackCache, RollbackUnsupportedError, layer_windows
 from inference.model_files import fingerprint, tokenizer_hash
+from inference.packing import pack_linear_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def load_target(
     """Load a target from a folder with config, weights and tokenizer (see ``model_files``)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+    pack_linear_layers(model)
     return Target(model, tokenizer, target_id=folder.name, target_fingerprint=fingerprint(folder))
 
 

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
+from inference.packing import Linear, packed_linear
 from inference.ports import Draft, Predictions, WindowBatch
 from inference.sampling import draw, processed_probs
 from inference.trajectory import Trajectory
@@ -59,11 +61,11 @@ def normalised(states: torch.Tensor) -> torch.Tensor:
 
 
 def next_state(
-    state: torch.Tensor, embedding: torch.Tensor, weights: Mapping[str, torch.Tensor]
+    state: torch.Tensor, embedding: torch.Tensor, mix: Linear, out: Linear
 ) -> torch.Tensor:
     """Return the state of the next level, (..., H), from ``state`` and rms-normed ``embedding``."""
-    mixed = F.silu(F.linear(torch.cat([normalised(state), embedding], -1), weights["mix"]))
-    return state + F.linear(torch.cat([mixed, embedding], -1), weights["out"])
+    mixed = F.silu(mix(torch.cat([normalised(state), embedding], -1)))
+    return state + out(torch.cat([mixed, embedding], -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,16 @@ class FrozenRows:
 
     Attributes:
         embeddings: (V, H), input embeddings.
+        full_head: (V, H), output head.
         head: (D, H), output head rows of the draft vocabulary.
+        logits: Product with ``head``, for inference.
         vocabulary: The draft vocabulary.
     """
 
     embeddings: torch.Tensor
+    full_head: torch.Tensor
     head: torch.Tensor
+    logits: Linear
     vocabulary: DraftVocabulary
 
     @classmethod
@@ -124,7 +130,62 @@ class FrozenRows:
         cls, embedding_rows: torch.Tensor, head_rows: torch.Tensor, vocabulary: DraftVocabulary
     ) -> FrozenRows:
         """Slice the head of a target: (V, H) embeddings, (V, H) head rows."""
-        return cls(embedding_rows, head_rows[vocabulary.token_ids].contiguous(), vocabulary)
+        head = head_rows[vocabulary.token_ids].contiguous()
+        return cls(embedding_rows, head_rows, head, packed_linear(head), vocabulary)
+
+
+class SeenTokens:
+    """Tokens of one request that its heads may propose besides the draft vocabulary.
+
+    Names and numbers of a request come back in it. Their head rows cost next to nothing, and lift
+    the cap that a fixed draft vocabulary puts on acceptance.
+
+    Args:
+        rows: Of the heads.
+        trajectory: The request.
+
+    Attributes:
+        token_ids: int64 (E,), in the order of their first occurrence.
+        first_positions: int64 (E,), where each occurred first.
+        head: (E, H), their head rows.
+    """
+
+    def __init__(self, rows: FrozenRows, trajectory: Trajectory) -> None:
+        self._rows = rows
+        self._trajectory = trajectory
+        self._known = set(rows.vocabulary.token_ids.tolist())
+        self._num_read = 0
+        self.token_ids = torch.empty(0, dtype=torch.int64)
+        self.first_positions = np.empty(0, dtype=np.int64)
+        self.head = rows.full_head[:0]
+
+    def catch_up(self) -> None:
+        """Read the tokens that the request has gained."""
+        found: dict[int, int] = {}
+        tokens = self._trajectory.token_ids
+        for position in range(self._num_read, len(tokens)):
+            if tokens[position] not in self._known:
+                found.setdefault(tokens[position], position)
+        self._num_read = len(tokens)
+        self._known.update(found)
+        if found:
+            ids = torch.tensor(list(found), dtype=torch.int64)
+            self.token_ids = torch.cat([self.token_ids, ids])
+            self.first_positions = np.append(self.first_positions, list(found.values()))
+            self.head = self._rows.full_head[self.token_ids]
+
+    def logits(self, states: torch.Tensor, before: NDArray[np.int64]) -> torch.Tensor:
+        """Return the logits of the tokens seen before a position, -inf for those seen later.
+
+        Args:
+            states: (..., W, H).
+            before: int64 (W,).
+
+        Returns:
+            (..., W, E).
+        """
+        is_unseen = torch.from_numpy(self.first_positions[None, :] >= before[:, None])
+        return F.linear(states, self.head).masked_fill(is_unseen, -torch.inf)
 
 
 class HydraDrafter:
@@ -150,6 +211,8 @@ class HydraDrafter:
             draft_vocabulary_hash=rows.vocabulary.sha256,
         )
         self.weights = {name: tensor.to(rows.head.dtype) for name, tensor in weights.items()}
+        self.mix = packed_linear(self.weights["mix"])
+        self.out = packed_linear(self.weights["out"])
         self.rows = rows
 
     @property
@@ -177,26 +240,29 @@ class HydraSession:
         self.drafter = drafter
         self.trajectory = trajectory
         self.draws_drafts = draws_drafts
+        self.seen = SeenTokens(drafter.rows, trajectory)
 
     @torch.inference_mode()
     def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
         """Unroll from the state behind the newest verified token."""
-        rows, weights = self.drafter.rows, self.drafter.weights
-        length = len(self.trajectory)
-        state = self.trajectory.hidden(length - 1, length)[0]
+        self.seen.catch_up()
+        drafter, length = self.drafter, len(self.trajectory)
+        before = np.array([length])
+        state = self.trajectory.hidden(length - 1, length)
         token_id = self.trajectory.token_ids[-1]
         token_ids: list[int] = []
         probs: list[torch.Tensor] = []
         for _ in range(num_tokens):
-            state = next_state(state, normalised(rows.embeddings[token_id]), weights)
-            logits = F.linear(state * weights["gain"], rows.head)
+            embedding = normalised(drafter.rows.embeddings[token_id : token_id + 1])
+            state = next_state(state, embedding, drafter.mix, drafter.out)
+            scaled = state * drafter.weights["gain"]
+            logits = self.logits(drafter.rows.logits(scaled), scaled, before)
             if self.draws_drafts:
-                probs.append(self._full_probs(logits[None])[0])
+                probs.append(self.full_probs(logits)[0])
                 token_id = draw(probs[-1][None], rng.random(1))[0]
             else:
-                token_id = int(rows.vocabulary.token_ids[logits.argmax()])
+                token_id = int(self.best(logits)[0])
             token_ids.append(token_id)
-        _refuse_non_finite(logits)
         return Draft(
             token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
         )
@@ -208,12 +274,37 @@ class HydraSession:
     def finish(self) -> None:
         """Nothing is kept."""
 
-    def _full_probs(self, logits: torch.Tensor) -> torch.Tensor:
-        vocabulary = self.drafter.rows.vocabulary.token_ids
+    def logits(
+        self, vocabulary_logits: torch.Tensor, states: torch.Tensor, before: NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Return the logits (W, D + E) of all that may be proposed, from those of (W, D)."""
+        return torch.cat([vocabulary_logits, self.seen.logits(states, before)], -1)
+
+    def best(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the most probable token of each row of (..., D + E).
+
+        Raises:
+            FloatingPointError: If a logit is NaN or infinitely large.
+        """
+        # Widening is exact, and the maximum over float32 is several times faster here.
+        found = logits.float().max(-1)
+        _refuse_non_finite(found.values)
+        return self._proposable()[found.indices]
+
+    def full_probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the processed distributions over the target's vocabulary, (..., V).
+
+        Raises:
+            FloatingPointError: If a logit is NaN or infinitely large.
+        """
+        _refuse_non_finite(logits.float().max(-1).values)
         probs = processed_probs(logits, self.trajectory.params)
         full = probs.new_zeros((*probs.shape[:-1], self.drafter.rows.embeddings.shape[0]))
-        full[..., vocabulary] = probs
+        full[..., self._proposable()] = probs
         return full
+
+    def _proposable(self) -> torch.Tensor:
+        return torch.cat([self.drafter.rows.vocabulary.token_ids, self.seen.token_ids])
 
 
 @torch.inference_mode()
@@ -222,32 +313,40 @@ def predict_heads(sessions: Sequence[HydraSession], windows: WindowBatch) -> lis
 
     Level k is told the verified tokens before it: a window counts a level only while all levels
     before were accepted, and then the verified tokens are the drafted ones.
+
+    Args:
+        sessions: Of one request, with drafters over the same frozen rows.
+        windows: Windows of that request.
     """
     trajectory, rows = sessions[0].trajectory, sessions[0].drafter.rows
     first, last = int(windows.starts[0]) - 1, int(windows.starts[-1])
     states = trajectory.hidden(first, last)[torch.from_numpy(windows.starts - 1 - first)]
     per_head = [states] * len(sessions)
     verified = np.asarray(trajectory.token_ids, dtype=np.int64)
-    levels: list[torch.Tensor] = []
+    found: list[list[torch.Tensor]] = [[] for _ in sessions]
+    for session in sessions:
+        session.seen.catch_up()
     for level in range(windows.num_speculative_tokens):
         previous = np.minimum(windows.starts + level - 1, len(verified) - 1)
         embedding = normalised(rows.embeddings[torch.from_numpy(verified[previous])])
         per_head = [
-            next_state(state, embedding, session.drafter.weights)
+            next_state(state, embedding, session.drafter.mix, session.drafter.out)
             for state, session in zip(per_head, sessions, strict=True)
         ]
         scaled = [s * x.drafter.weights["gain"] for s, x in zip(per_head, sessions, strict=True)]
-        levels.append(F.linear(torch.stack(scaled), rows.head))
-    return [_read_levels(session, levels, head) for head, session in enumerate(sessions)]
-
-
-def _read_levels(session: HydraSession, levels: list[torch.Tensor], head: int) -> Predictions:
-    logits = torch.stack([level[head] for level in levels], dim=1)  # (W, K, D)
-    _refuse_non_finite(logits)
-    if session.draws_drafts:
-        return Predictions(probs=session._full_probs(logits))
-    proposals = session.drafter.rows.vocabulary.token_ids[logits.argmax(-1)]
-    return Predictions(proposals=proposals.numpy())
+        # One product for all heads: their shared rows are read once.
+        joint = torch.split(rows.logits(torch.cat(scaled)), len(states))
+        for session, own, state, kept in zip(sessions, joint, scaled, found, strict=True):
+            logits = session.logits(own, state, windows.starts)
+            kept.append(
+                session.full_probs(logits) if session.draws_drafts else session.best(logits)
+            )
+    return [
+        Predictions(probs=torch.stack(kept, dim=1))
+        if session.draws_drafts
+        else Predictions(proposals=torch.stack(kept, dim=1).numpy())
+        for session, kept in zip(sessions, found, strict=True)
+    ]
 
 
 def _refuse_non_finite(values: torch.Tensor) -> None:

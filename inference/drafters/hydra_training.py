@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -65,11 +66,12 @@ class TrainableHydra:
         dtype = self._rows.head.dtype
         cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
         labels = self._labels(batch.label_token_ids)
+        mix, out = partial(F.linear, weight=cast["mix"]), partial(F.linear, weight=cast["out"])
         state = batch.hidden.to(dtype)
         total = torch.zeros(())
         for level in range(labels.shape[1]):
             embedding = normalised(self._rows.embeddings[batch.fed_token_ids[:, level]])
-            state = next_state(state, embedding, cast)
+            state = next_state(state, embedding, mix, out)
             logits = F.linear(state * cast["gain"], self._rows.head).float()
             sums = F.cross_entropy(logits, labels[:, level], ignore_index=_OUTSIDE, reduction="sum")
             total = total + self._level_decay**level * sums / len(labels)

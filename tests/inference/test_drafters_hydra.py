@@ -10,6 +10,7 @@ from inference.drafters.hydra import (
     DraftVocabulary,
     FrozenRows,
     HydraDrafter,
+    SeenTokens,
     frequent_tokens,
     hydra_shapes,
     initial_hydra_weights,
@@ -123,6 +124,7 @@ def test_drawn_drafts_carry_the_distributions_that_windows_are_scored_with() -> 
         assert draft.probs[0, draft.token_ids[0]] > 0
         outside = torch.ones(VOCAB_SIZE, dtype=torch.bool)
         outside[one.rows.vocabulary.token_ids] = False
+        outside[shorter.token_ids] = False
         assert not draft.probs[0, outside].any()
 
 
@@ -204,3 +206,20 @@ def test_a_draft_vocabulary_is_its_set_of_tokens() -> None:
 def test_invalid_draft_vocabulary_is_refused(token_ids: list[int]) -> None:
     with pytest.raises(ValueError, match=f"{len(token_ids)} draft tokens"):
         DraftVocabulary.of(token_ids)
+
+
+def test_tokens_that_the_request_has_seen_can_be_proposed_and_no_others() -> None:
+    target = tiny_llama()
+    trajectory = verified(target, SamplingParams())
+    one = head(target, 3)
+    seen = SeenTokens(one.rows, trajectory)
+    seen.catch_up()
+    vocabulary = set(one.rows.vocabulary.token_ids.tolist())
+    assert set(seen.token_ids.tolist()) == set(trajectory.token_ids) - vocabulary
+    for token, position in zip(seen.token_ids.tolist(), seen.first_positions, strict=True):
+        assert trajectory.token_ids.index(token) == position
+    last = int(seen.first_positions[-1])
+    states = torch.randn(2, target.hidden_size)
+    logits = seen.logits(states, np.array([last, last + 1]))
+    assert logits[0, -1] == -torch.inf
+    torch.testing.assert_close(logits[1], states[1] @ target.head_rows[seen.token_ids].T)
