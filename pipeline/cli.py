@@ -131,9 +131,7 @@ def worker(
     )
 
 
-@app.command(
-    epilog="Example: [bold]draftloop replay draftloop-data --report report.html[/bold]"
-)
+@app.command(epilog="Example: [bold]draftloop replay draftloop-data --report report.html[/bold]")
 def replay(
     log: Annotated[Path, typer.Argument(help="Data folder, its events folder, or one file.")],
     report: Annotated[
@@ -163,9 +161,7 @@ def bench_engine(
 
     run_engine_bench(
         _settings(config),
-        EngineBench(
-            prompts=prompts, num_test=num_test, num_train=num_train, max_tokens=max_tokens
-        ),
+        EngineBench(prompts=prompts, num_test=num_test, num_train=num_train, max_tokens=max_tokens),
         json_file=json_file,
         console=Console(),
     )
