@@ -295,11 +295,10 @@ class OnlineTrainer:
 
     def start_offsets(self) -> Mapping[int, int]:
         """Return per partition the first offset that some trainer needs."""
-        offsets: dict[int, int] = {}
-        for trainer in self._trainers:
-            for partition, offset in trainer.start_offsets().items():
-                offsets[partition] = min(offset, offsets.get(partition, offset))
-        return offsets
+        wanted = [trainer.start_offsets() for trainer in self._trainers]
+        partitions = set[int]().union(*wanted)
+        # A trainer that does not name a partition has seen nothing of it.
+        return {p: min(offsets.get(p, 0) for offsets in wanted) for p in partitions}
 
     def train(self, received: ReceivedEvent) -> None:
         """Take one event.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from learner.ports import ReceivedEvent
 from pipeline.dead_letters import DeadLetter, DeadLetterTopic
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
 from schemas.arrow import LoggedEvent
@@ -169,6 +170,25 @@ class LogEventSource:
         self._dead_letters.set_aside(letters)
         self.num_dead_letters += len(letters)
         return events
+
+
+class LogRefusedEvents:
+    """Events that could be read but not learned, in the dead letters (``learner.ports``)."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._dead_letters = DeadLetterTopic(log)
+
+    def set_aside(self, received: ReceivedEvent, reason: str) -> None:
+        """Keep the event's original bytes with its place and the reason."""
+        partition, offset = received.partition, received.offset
+        page = self._log.read(VERIFICATION_EVENTS, partition, offset, max_messages=1)
+        letters = [
+            DeadLetter(topic=VERIFICATION_EVENTS, stored=stored, reason=reason)
+            for stored in page
+            if stored.offset == offset
+        ]
+        self._dead_letters.set_aside(letters)
 
 
 class _Follower(Generic[T]):

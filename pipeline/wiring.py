@@ -17,10 +17,17 @@ from inference.pool import DrafterPool
 from inference.target import Target, load_target
 from inference.worker import Worker, WorkerOptions
 from learner.service import LearnerSettings, PolicyLearner
+from learner.stream_state import StreamSettings
 from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from pipeline.archiver import Archiver
-from pipeline.boards import LogEventSender, LogEventSource, LogPolicyBoard, LogReleaseBoard
+from pipeline.boards import (
+    LogEventSender,
+    LogEventSource,
+    LogPolicyBoard,
+    LogRefusedEvents,
+    LogReleaseBoard,
+)
 from pipeline.dead_letters import DeadLetterTopic
 from pipeline.drafters import HeadLoader, draft_vocabulary, pool_drafters, trainable
 from pipeline.eventlog.opening import declared_topics, open_event_log
@@ -156,10 +163,13 @@ def build_learner(
         LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))),
         LogPolicyBoard(log, source=one.learner_id),
         LearnerSettings(
-            learner_id=one.learner_id, publish_every_events=one.publish_policy_every_events
+            learner_id=one.learner_id,
+            publish_every_events=one.publish_policy_every_events,
+            streams=StreamSettings(policy_name=settings.worker.policy),
         ),
         now=utc_now,
         trainer=trainer,
+        refused=LogRefusedEvents(log),
     )
 
 

@@ -15,6 +15,7 @@ from pipeline.boards import (
     LogEventSender,
     LogEventSource,
     LogPolicyBoard,
+    LogRefusedEvents,
     LogReleaseBoard,
     PolicyFollower,
     ReleaseFollower,
@@ -467,3 +468,17 @@ def test_the_boards_work_over_a_broker_as_over_the_embedded_log(bootstrap_server
     assert encode(policy) in encoded(LogPolicyBoard(log, source="learner-0").read_all())
     assert encode(release) in encoded(LogReleaseBoard(log, source="learner-0").read_all())
     log.close()
+
+
+def test_a_refused_event_is_kept_with_its_original_bytes_and_its_place(log: EventLog) -> None:
+    original = message(0)
+    ((partition, offset),) = log.append(VERIFICATION_EVENTS, [original])
+    (received,) = LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))).poll(1.0)
+    refused = LogRefusedEvents(log)
+    refused.set_aside(received, "drafters[0]: found a, expected b")
+    refused.set_aside(received, "drafters[0]: found a, expected b")
+    (letter,) = log.read(DEAD_LETTERS, 0, 0)
+    assert letter.message.value == original.value
+    assert letter.message.headers["reason"] == b"drafters[0]: found a, expected b"
+    assert letter.message.headers["offset"] == str(offset).encode()
+    assert letter.message.headers["partition"] == str(partition).encode()
