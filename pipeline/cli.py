@@ -52,6 +52,9 @@ def demo(
     phase_tokens: Annotated[
         list[int] | None, typer.Option(help="Tokens per phase; repeat for more phases.")
     ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="Longest time of serving; 0 = no limit.")
+    ] = 4.0,
     json_file: JsonOption = None,
 ) -> None:
     """Watch drafters learn from traffic and follow a domain shift on a real model.
@@ -69,6 +72,7 @@ def demo(
             checks_all=check,
             max_tokens=max_tokens,
             phase_tokens=tuple(phase_tokens or ()),
+            minutes=0.0 if check else minutes,
             json_file=json_file,
         ),
         Console(),

@@ -52,7 +52,7 @@ STREAM = "demo"
 PHASE_TOKENS = (3800, 2800)
 """Tokens of the first and the second domain; the heads reach their level within each."""
 
-SAMPLED_CHECKS = 3
+SAMPLED_CHECKS = 2
 """Outputs per phase compared with plain decoding unless all are asked for."""
 
 START_SECONDS = 120.0
@@ -70,6 +70,7 @@ class DemoOptions:
         checks_all: Compare every output with plain decoding.
         max_tokens: Tokens per answer.
         phase_tokens: Tokens per phase, in the order of the domains; empty for the default.
+        minutes: Longest time of serving, shared by the phases as their tokens are; 0 = no limit.
         json_file: Where to write the numbers.
     """
 
@@ -79,6 +80,7 @@ class DemoOptions:
     checks_all: bool
     max_tokens: int
     phase_tokens: tuple[int, ...]
+    minutes: float
     json_file: Path | None
 
 
@@ -89,12 +91,15 @@ class Phase:
     domain: str
     prompts: tuple[Prompt, ...]
     num_tokens: int
+    seconds: float
 
 
 def run_demo(options: DemoOptions, console: Console) -> None:
     """Run the demo and print where its report lies."""
     began = time.monotonic()
-    phases = demo_phases(read_prompts(options.prompts), options.phase_tokens or PHASE_TOKENS)
+    phases = demo_phases(
+        read_prompts(options.prompts), options.phase_tokens or PHASE_TOKENS, options.minutes
+    )
     folder = options.data / f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = demo_settings(options, folder)
     with console.status("loading the target (the first time it is converted: about 20 s)"):
@@ -127,13 +132,21 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     check.refuse_differences_in_float32(options.dtype)
 
 
-def demo_phases(prompts: Sequence[Prompt], phase_tokens: Sequence[int]) -> list[Phase]:
+def demo_phases(
+    prompts: Sequence[Prompt], phase_tokens: Sequence[int], minutes: float
+) -> list[Phase]:
     """Return one phase per domain, in the order of the file, as many as there are token counts."""
     domain_to_prompts: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         domain_to_prompts.setdefault(prompt.domain, []).append(prompt)
+    seconds = 60.0 * minutes or float("inf")
     return [
-        Phase(domain=domain, prompts=tuple(members), num_tokens=num_tokens)
+        Phase(
+            domain=domain,
+            prompts=tuple(members),
+            num_tokens=num_tokens,
+            seconds=seconds * num_tokens / sum(phase_tokens),
+        )
         for (domain, members), num_tokens in zip(
             domain_to_prompts.items(), phase_tokens, strict=False
         )
@@ -171,12 +184,13 @@ def _serve_phase(
     check: OutputCheck,
     view: DemoView,
 ) -> None:
-    """Serve one domain until its tokens are used up, its prompts in turn."""
+    """Serve one domain until its tokens or its time are used up, its prompts in turn."""
     statistics.begin_phase(phase.domain)
+    deadline = time.monotonic() + phase.seconds
     view.say(f"serving {phase.domain}")
     params = SamplingParams(max_tokens=options.max_tokens)
     number = 0
-    while statistics.phases[-1].num_tokens < phase.num_tokens:
+    while statistics.phases[-1].num_tokens < phase.num_tokens and time.monotonic() < deadline:
         prompt = phase.prompts[number % len(phase.prompts)]
         request = Request(
             request_id=f"{phase.domain}-{number:04d}",

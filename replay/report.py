@@ -113,7 +113,7 @@ def _tiles(summary: ReplaySummary) -> Iterable[str]:
         f"{check.num_checked:,} of {check.num_rounds:,} rounds, "
         f"{check.num_selections_checked:,} of {check.num_selections:,} selections"
     )
-    verdict = "exact" if not check.num_disagreements else f"{check.num_disagreements:,} differ"
+    verdict = "agrees" if not check.num_disagreements else f"{check.num_disagreements:,} differ"
     kind = "good" if not check.num_disagreements else "bad"
     if not check.num_checked:
         verdict, kind = DASH, ""
