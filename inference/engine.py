@@ -18,11 +18,11 @@ from inference.ports import Draft
 from inference.recording import Round, SegmentRecorder
 from inference.sampling import PositionDice, SamplingParams, draw, processed_probs
 from inference.scoring import ScoredBatch, WindowScorer
-from inference.selector import RequestSelector
 from inference.stopping import Stopping
 from inference.target import Target
 from inference.trajectory import Trajectory
 from inference.verification import Verification, verify_sampling, verify_tokens
+from learner.request_selector import RequestSelector
 from schemas.events import NO_DRAFTER, FinishReason
 
 

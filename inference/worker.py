@@ -20,8 +20,8 @@ from inference.ports import Drafter
 from inference.priors import StreamPriors
 from inference.recording import RequestFacts, Round, SegmentRecorder
 from inference.sampling import SamplingParams
-from inference.selector import RequestSelector
 from inference.target import Target
+from learner.request_selector import RequestSelector
 from learner.selection import policy_from_name
 from schemas.events import FeatureReference, FinishReason, PolicyPublished, VerificationEvent
 

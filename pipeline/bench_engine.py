@@ -33,9 +33,9 @@ from inference.plain import plain_greedy
 from inference.pool import DrafterPool
 from inference.ports import Drafter
 from inference.sampling import SamplingParams
-from inference.selector import RequestSelector
 from inference.target import Target
 from inference.worker import Request, Worker, WorkerOptions
+from learner.request_selector import RequestSelector
 from learner.selection import policy_from_name
 from pipeline.bench_heads import BenchHeads, trained_heads
 from pipeline.boards import LogEventSender

@@ -13,9 +13,9 @@ from inference.pool import DrafterPool
 from inference.ports import NO_PROPOSAL, Draft, Drafter, DraftSession, Predictions, WindowBatch
 from inference.recording import Round
 from inference.sampling import SamplingParams, draw
-from inference.selector import RequestSelector
 from inference.target import Target
 from inference.trajectory import Trajectory
+from learner.request_selector import RequestSelector
 from learner.selection import Policy, policy_from_name
 from schemas.events import DrafterVersion, FinishReason
 

@@ -17,8 +17,8 @@ from inference.engine import PromptTooLongError
 from inference.ports import Draft, Drafter
 from inference.recording import Round
 from inference.sampling import SamplingParams
-from inference.selector import RequestSelector
 from inference.target import Target
+from learner.request_selector import RequestSelector
 from learner.selection import policy_from_name
 from schemas.arrow import LoggedEvent
 from schemas.codec import decode_verification_event, encode

@@ -9,26 +9,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inference.selector import RequestSelector as WorkerSelector
+from learner.request_selector import RequestSelector
 from learner.selection import policy_from_name
 from replay.requests import RequestTrace, join_segments
 from replay.rerun import (
     Walk,
-    followed_probabilities,
     verify_logged_rounds,
     verify_logged_selection,
     walk,
     walk_all,
 )
-from replay.selectors import PolicySelector, logged_selector, selector_from_name
+from replay.selectors import logged_selector, selector_from_name
 from schemas.events import NO_DRAFTER, AcceptanceRule, VerificationEvent
 from tests.replay.synthetic import make_request, split
 
 DETERMINISTIC = [AcceptanceRule.GREEDY, AcceptanceRule.ONE_HOT]
 
 
-def policy_selector(name: str, num_drafters: int = 3, depth: int = 4) -> PolicySelector:
-    return PolicySelector(policy_from_name(name, num_drafters), depth)
+def policy_selector(name: str, num_drafters: int = 3, depth: int = 4) -> RequestSelector:
+    return RequestSelector(policy_from_name(name, num_drafters), depth)
 
 
 def joined(event: VerificationEvent) -> RequestTrace:
@@ -116,22 +115,13 @@ def test_another_delay_than_the_logged_one_is_told_from_it() -> None:
 @pytest.mark.parametrize("name", ["hedge", "normal_hedge"])
 def test_the_workers_selector_is_remade_from_the_log_alone(name: str) -> None:
     prior = np.array([0.6, 0.3, 0.1])
-    live = PolicySelector(policy_from_name(name, 3, prior=prior), 4)
+    live = RequestSelector(policy_from_name(name, 3, prior=prior), 4)
     event = make_request(
         num_tokens=200, selector=live, prior=prior, policy_name=name, score_block=8
     )
     request = joined(event)
     assert verify_logged_selection(request, logged_selector(request)) == ()
     assert verify_logged_selection(request, policy_selector(name)), "the prior must matter"
-
-
-def test_the_selector_of_the_worker_can_be_plugged_in_and_agrees() -> None:
-    live = WorkerSelector(policy_from_name("normal_hedge", 3), 4)
-    event = make_request(num_tokens=200, selector=live)
-    again = WorkerSelector(policy_from_name("normal_hedge", 3), 4)
-    assert verify_logged_selection(joined(event), again) == ()
-    one = followed_probabilities(joined(event), WorkerSelector(policy_from_name("hedge", 3), 4))
-    assert np.array_equal(one, followed_probabilities(joined(event), policy_selector("hedge")))
 
 
 @pytest.mark.parametrize("rule", DETERMINISTIC)

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from inference.selector import RequestSelector
+from learner.request_selector import RequestSelector
 from learner.selection import policy_from_name
 
 ALL = np.ones(3, dtype=np.bool_)
