@@ -232,7 +232,8 @@ def _start(name: str, settings: Settings) -> subprocess.Popen[bytes]:
     settings.data.mkdir(parents=True, exist_ok=True)
     with (settings.data / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipeline.cli", name],
+            # -P: modules of the user's working folder must not stand in for ours.
+            [sys.executable, "-P", "-m", "pipeline.cli", name],
             env=service_environment(settings),
             stdout=log,
             stderr=log,

@@ -385,14 +385,15 @@ def exact_law(target: Target, prompt: list[int], params: SamplingParams) -> NDAr
     return law
 
 
-@pytest.mark.parametrize(("draws_drafts", "temperature"), [(False, 1.0), (True, 0.6)])
+@pytest.mark.parametrize("draws_drafts", [False, True])
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_draws_of_the_whole_engine_follow_the_exact_law(
     draws_drafts: bool, temperature: float
 ) -> None:
     """A9, A10: drawn drafts with their q, and arg-max drafts as one-hot, in one request."""
-    target, other = tiny_llama(6, vocab_size=6), tiny_llama(60, vocab_size=6)
+    target, other = tiny_llama(18, vocab_size=6), tiny_llama(60, vocab_size=6)
     params = SamplingParams(temperature=temperature, max_tokens=3)
-    prompt, num_draws = [1, 2, 3, 4], 500
+    prompt, num_draws = [1, 2, 3, 4], 1000
     drafters: list[Drafter] = [CausalLmDrafter(other, target, drafter_id="other")]
     if draws_drafts:
         drafters.append(fakes.random_draws(torch.full((6,), 1 / 6)))
@@ -414,7 +415,7 @@ def test_draws_of_the_whole_engine_follow_the_exact_law(
     large = expected >= 5.0
     found = np.append(counts[large], counts[~large].sum())
     wanted = np.append(expected[large], expected[~large].sum())
-    assert large.sum() >= 5
+    assert large.sum() >= 18
     assert ((found - wanted) ** 2 / wanted).sum() < highest_chi_square(len(found) - 1)
     # Sampling noise of the plain law has this size too (its mean total variation).
     noise = np.sqrt(2.0 * expected / np.pi).sum() / 2.0 / num_draws
@@ -535,7 +536,7 @@ def test_distributions_are_kept_only_while_windows_need_them() -> None:
 
 
 BFLOAT16_GAP = 0.1
-"""Logits of the tiny models reach about 6; one bfloat16 step there is 1/32, summed a few times."""
+"""Logits of the tiny models reach about 6, where one bfloat16 step is 1/32; most flips are ties."""
 
 
 def test_bfloat16_differs_from_plain_only_where_two_logits_nearly_tie() -> None:
