@@ -42,7 +42,7 @@ class EngineOptions:
     """
 
     num_speculative_tokens: int = 4
-    score_block: int = 16
+    score_block: int = 8
     draws_drafts: bool = False
 
 
@@ -138,9 +138,9 @@ class RequestRun:
         draft = self.drafters.draft(index, room, self._draft_rng)
         return self._round(index, probability, draft, time.perf_counter() - began, recorder)
 
-    def abort(self) -> None:
-        """End the request where it is."""
-        self.finish_reason = FinishReason.ABORTED
+    def end(self, reason: FinishReason) -> None:
+        """End the request where it is, for a reason that is not its own."""
+        self.finish_reason = reason
         self.drafters.finish()
 
     def _round(

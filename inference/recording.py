@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inference.sampling import top_tokens
 from inference.scoring import ScoredBatch
 from inference.trajectory import Trajectory
 from schemas.events import (
@@ -165,10 +166,10 @@ class SegmentRecorder:
 
     def _keep_top(self, logits: torch.Tensor) -> None:
         wide = logits.float()
-        top = wide.topk(self._facts.num_kept_tokens, dim=-1)
-        log_probs = top.values - wide.logsumexp(-1, keepdim=True)
+        largest, token_ids = top_tokens(wide, self._facts.num_kept_tokens)
+        log_probs = largest - wide.logsumexp(-1, keepdim=True)
         tail = (1.0 - log_probs.exp().sum(-1)).clamp(0.0, 1.0)
-        self._segment.top_ids.append(top.indices.cpu().numpy().astype(np.int32))
+        self._segment.top_ids.append(token_ids.cpu().numpy().astype(np.int32))
         self._segment.top_log_probs.append(log_probs.cpu().numpy().astype(np.float16))
         self._segment.tail_mass.append(tail.cpu().numpy().astype(np.float16))
 

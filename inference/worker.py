@@ -159,18 +159,14 @@ class Worker:
         began = time.perf_counter()
         self._look_into_inbox()
         run, recorder = self._start(request)
-        rounds: list[Round] = []
-        while run.finish_reason is FinishReason.UNFINISHED:
-            rounds.append(run.step(recorder))
-            on_round(rounds[-1])
-            if is_aborted() and run.finish_reason is FinishReason.UNFINISHED:
-                run.abort()
-            is_full = recorder.num_positions >= self._options.segment_tokens
-            if is_full and run.finish_reason is FinishReason.UNFINISHED:
-                self._report(run, recorder)
-                self._take_up_versions(run)
-        self._report(run, recorder)
-        self.emission_seconds += recorder.seconds
+        try:
+            rounds = self._play(run, recorder, is_aborted, on_round)
+        except Exception:
+            run.end(FinishReason.ERROR)
+            raise
+        finally:
+            self._report(run, recorder)
+            self.emission_seconds += recorder.seconds
         return Completion(
             request_id=request.request_id,
             token_ids=tuple(run.output_token_ids),
@@ -179,6 +175,27 @@ class Worker:
             rounds=tuple(rounds),
             seconds=time.perf_counter() - began,
         )
+
+    def _play(
+        self,
+        run: RequestRun,
+        recorder: SegmentRecorder,
+        is_aborted: Callable[[], bool],
+        on_round: Callable[[Round], None],
+    ) -> list[Round]:
+        """Play the rounds of a request, and report and renew between its segments."""
+        rounds: list[Round] = []
+        while run.finish_reason is FinishReason.UNFINISHED:
+            rounds.append(run.step(recorder))
+            on_round(rounds[-1])
+            if run.finish_reason is not FinishReason.UNFINISHED:
+                break
+            if is_aborted():
+                run.end(FinishReason.ABORTED)
+            elif recorder.num_positions >= self._options.segment_tokens:
+                self._report(run, recorder)
+                self._take_up_versions(run)
+        return rounds
 
     def _start(self, request: Request) -> tuple[RequestRun, SegmentRecorder]:
         options, engine = self._options, self._options.engine
@@ -209,7 +226,7 @@ class Worker:
             sampling=request.params.rule(draws_drafts=engine.draws_drafts),
             num_speculative_tokens=engine.num_speculative_tokens,
             has_content=request.has_consent,
-            num_kept_tokens=options.num_kept_tokens,
+            num_kept_tokens=min(options.num_kept_tokens, self.target.vocab_size),
         )
         return run, SegmentRecorder(facts, run.trajectory)
 

@@ -165,7 +165,6 @@ def demo_settings(options: DemoOptions, folder: Path) -> Settings:
         worker=WorkerSettings(worker_id="demo-worker", poll_seconds=0.1),
         learner=LearnerSettings(
             learner_id="demo-learner",
-            publish_weights_every_events=1,
             keep_versions=2,
             draft_vocabulary_text=options.prompts or OWN_PROMPTS,
         ),

@@ -124,7 +124,7 @@ class WorkerSettings(Section):
     """How drafters are selected: `normal_hedge`, `hedge` or `fixed:<drafter>`."""
     segment_tokens: int = Field(default=64, ge=1, le=100_000)
     """Verified tokens after which a segment of a request is reported."""
-    score_block: int = Field(default=16, ge=1, le=100_000)
+    score_block: int = Field(default=8, ge=1, le=100_000)
     """Windows scored together; more is cheaper, fewer lets the policy react sooner."""
     emit_capacity: int = Field(default=1000, ge=1)
     """Events that may wait to be sent; beyond that the oldest are dropped and counted."""
@@ -141,13 +141,13 @@ class LearnerSettings(Section):
     """Names this learner in what it publishes."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1)
     """Step size of the weight updates."""
-    steps_per_event: int = Field(default=3, ge=0, le=1000)
+    steps_per_event: int = Field(default=2, ge=0, le=1000)
     """Weight updates after each event with content; 0 = learn selection only."""
     batch_size: int = Field(default=256, ge=1, le=1_000_000)
     """Positions per weight update."""
     publish_policy_every_events: int = Field(default=1, ge=1)
     """Events of a stream between two published policies."""
-    publish_weights_every_events: int = Field(default=8, ge=1)
+    publish_weights_every_events: int = Field(default=2, ge=1)
     """Events between two released versions of a drafter's weights."""
     draft_vocabulary_size: int = Field(default=8192, ge=1)
     """Tokens that a new head can propose, the most frequent of `draft_vocabulary_text`."""

@@ -518,7 +518,7 @@ def test_an_aborted_request_ends_where_it_is() -> None:
     run = fakes.start_run(target, [drafter], [1, 2, 3], SamplingParams(max_tokens=30))
     run.step()
     run.step()
-    run.abort()
+    run.end(FinishReason.ABORTED)
     assert run.finish_reason is FinishReason.ABORTED
     assert drafter.finished == [[1, 2, 3, *run.output_token_ids]]
 

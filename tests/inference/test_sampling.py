@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from inference.sampling import PositionDice, SamplingParams, draw, processed_probs
+from inference.sampling import PositionDice, SamplingParams, draw, processed_probs, top_tokens
 from schemas.events import AcceptanceRule
 
 
@@ -143,3 +143,12 @@ def test_the_rule_says_how_acceptance_is_decided(
 def test_invalid_params_are_refused_with_the_value(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize(("vocab_size", "count"), [(5, 5), (128, 3), (129, 8), (1000, 8), (300, 1)])
+def test_the_top_tokens_are_those_of_a_search_of_everything(vocab_size: int, count: int) -> None:
+    logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(count))
+    values, token_ids = top_tokens(logits, count)
+    expected = logits.topk(count, dim=-1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(token_ids, expected.indices)

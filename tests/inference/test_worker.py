@@ -184,6 +184,25 @@ def test_an_aborted_request_says_so_and_stops_working() -> None:
     assert (last.windows.num_levels == 4).all()
 
 
+def test_a_request_whose_target_fails_ends_with_an_error_event_and_the_next_is_served() -> None:
+    target, outbox = tiny_llama(1), Outbox()
+    worker = new_worker(target, drafters_of(target), outbox)
+    rounds: list[Round] = []
+
+    def break_target(one: Round) -> None:
+        rounds.append(one)
+        if len(rounds) == 5:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        worker.serve(request_of([1, 2, 3], GREEDY), on_round=break_target)
+    last = outbox.events[-1]
+    assert (last.is_final, last.finish_reason) == (True, FinishReason.ERROR)
+    assert sum(len(event.rounds.first_position) for event in outbox.events) == 5
+    served = worker.serve(request_of([1, 2, 3], GREEDY, request_id="request-1"))
+    assert list(served.token_ids) == plain_greedy(target, [[1, 2, 3]], 50)[0]
+
+
 def test_an_abort_after_the_end_changes_nothing() -> None:
     target, outbox = tiny_llama(1), Outbox()
     worker = new_worker(target, [NothingDrafter()], outbox)
