@@ -2,109 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from inference.drafters.causal_lm import CausalLmDrafter
-from inference.drafters.hydra import (
-    FrozenRows,
-    HydraDrafter,
-    frequent_tokens,
-    initial_hydra_weights,
-)
 from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
-from inference.drafters.suffix import SuffixDrafter
-from inference.engine import EngineOptions, PromptTooLongError, RequestRun
+from inference.engine import PromptTooLongError
 from inference.pool import DrafterPool
 from inference.ports import Draft, Drafter
-from inference.recording import Round
-from inference.sampling import SamplingParams, processed_probs
+from inference.sampling import SamplingParams
 from inference.target import Target
-from schemas.events import NO_DRAFTER, FinishReason
+from schemas.events import FinishReason
 from tests.inference import fakes
-from tests.inference.tiny import (
-    VOCAB_SIZE,
-    plain_greedy,
-    random_prompts,
-    tiny_gemma3,
-    tiny_llama,
-)
+from tests.inference.runs import all_drafters, rounds_of
+from tests.inference.tiny import VOCAB_SIZE, plain_greedy, random_prompts, tiny_gemma3, tiny_llama
 
 MakeTarget = Callable[[int], Target]
-
-
-def hydra(target: Target, seed: int, *, spread: float) -> HydraDrafter:
-    """Return a head on a third of the vocabulary; ``spread`` 0 is the untrained one."""
-    vocabulary = frequent_tokens({}, size=VOCAB_SIZE // 3, vocab_size=VOCAB_SIZE)
-    rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
-    generator = torch.Generator().manual_seed(seed)
-    weights = initial_hydra_weights(target.hidden_size, 8, generator)
-    weights["out"].normal_(0.0, spread or 1e-9, generator=generator)
-    return HydraDrafter(f"hydra-{seed}-{spread}", 0, weights, rows)
-
-
-def all_drafters(target: Target, other: Target) -> list[Drafter]:
-    """Return one drafter of every kind."""
-    return [
-        NothingDrafter(),
-        PromptLookupDrafter(),
-        SuffixDrafter(),
-        CausalLmDrafter(target, target, drafter_id="copy"),
-        CausalLmDrafter(other, target, drafter_id="other"),
-        hydra(target, 1, spread=0.0),
-        hydra(target, 2, spread=0.5),
-        fakes.random_tokens(VOCAB_SIZE),
-    ]
-
-
-def rounds_of(
-    target: Target,
-    drafters: Sequence[Drafter] | DrafterPool,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    *,
-    num_speculative_tokens: int = 4,
-    policy: str = "fixed:0",
-    draws_drafts: bool = False,
-    score_block: int = 4,
-    seed: int = 0,
-) -> tuple[RequestRun, list[Round]]:
-    """Play one request to its end."""
-    options = EngineOptions(
-        num_speculative_tokens=num_speculative_tokens,
-        score_block=score_block,
-        draws_drafts=draws_drafts,
-    )
-    run = fakes.start_run(
-        target, drafters, prompt, params, options=options, policy=policy, seed=seed
-    )
-    rounds = fakes.finish(run)
-    check_accounting(run, rounds, num_speculative_tokens)
-    return run, rounds
-
-
-def check_accounting(run: RequestRun, rounds: Sequence[Round], num_speculative_tokens: int) -> None:
-    """Check what must hold of the rounds of any request that ended by itself (A18, A20)."""
-    assert rounds[0].drafter_index == NO_DRAFTER
-    assert rounds[0].num_draft_tokens == 0
-    assert rounds[0].first_position == run.trajectory.num_prompt_tokens
-    for before, after in pairwise(rounds):
-        assert after.first_position == before.first_position + before.num_emitted_tokens
-        assert before.num_emitted_tokens == before.num_accepted_tokens + 1
-    for one in rounds:
-        assert 0 <= one.num_accepted_tokens <= one.num_draft_tokens <= num_speculative_tokens
-        assert one.num_accepted_tokens <= one.num_emitted_tokens <= one.num_accepted_tokens + 1
-        assert 0.0 < one.selection_probability <= 1.0
-        assert min(one.draft_seconds, one.verify_seconds, one.score_seconds) >= 0.0
-    assert rounds[-1].num_emitted_tokens >= 1
-    assert sum(one.num_emitted_tokens for one in rounds) == len(run.output_token_ids)
 
 
 @pytest.mark.parametrize("make_target", [tiny_llama, tiny_gemma3])
@@ -303,198 +219,6 @@ def test_unlimited_max_tokens_costs_no_memory_beyond_the_context() -> None:
     assert len(run.output_token_ids) == 4
 
 
-SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24)
-
-
-def test_sampled_output_with_one_hot_drafts_depends_on_no_drafter_and_no_k() -> None:
-    target = tiny_gemma3(1)
-    drafters = all_drafters(target, tiny_gemma3(51))
-    prompt = random_prompts(7, count=1, length=15)[0]
-    for seed in range(2):
-        outputs = {
-            tuple(
-                rounds_of(
-                    target,
-                    drafters,
-                    prompt,
-                    SAMPLED,
-                    num_speculative_tokens=k,
-                    policy=policy,
-                    seed=seed,
-                )[0].output_token_ids
-            )
-            for k, policy in enumerate(
-                [*(f"fixed:{index}" for index in range(len(drafters))), "normal_hedge"]
-            )
-        }
-        assert len(outputs) == 1
-
-
-@pytest.mark.parametrize("draws_drafts", [False, True])
-def test_a_seeded_request_repeats_bit_for_bit_alone_and_in_company(draws_drafts: bool) -> None:
-    """A11."""
-    target = tiny_llama(2)
-    other = tiny_llama(52)
-    prompts = random_prompts(8, count=2, length=11)
-    options = EngineOptions(draws_drafts=draws_drafts, score_block=3)
-
-    def start(prompt: list[int], seed: int, pool: DrafterPool) -> RequestRun:
-        return fakes.start_run(
-            target, pool, prompt, SAMPLED, options=options, policy="hedge", seed=seed
-        )
-
-    def new_pool() -> DrafterPool:
-        return DrafterPool([CausalLmDrafter(other, target, drafter_id="other"), NothingDrafter()])
-
-    alone = [start(prompts[0], 7, new_pool()) for _ in range(2)]
-    pool = new_pool()
-    company, neighbour = start(prompts[0], 7, pool), start(prompts[1], 8, pool)
-    for run in alone:
-        fakes.finish(run)
-    while FinishReason.UNFINISHED in (company.finish_reason, neighbour.finish_reason):
-        for run in (neighbour, company):
-            if run.finish_reason is FinishReason.UNFINISHED:
-                run.step()
-    assert alone[0].output_token_ids == alone[1].output_token_ids == company.output_token_ids
-    assert torch.equal(alone[0].trajectory.hidden(12, 30), company.trajectory.hidden(12, 30))
-    by_itself = start(prompts[1], 8, new_pool())
-    fakes.finish(by_itself)
-    assert neighbour.output_token_ids == by_itself.output_token_ids
-    different = start(prompts[0], 9, new_pool())
-    fakes.finish(different)
-    assert different.output_token_ids != company.output_token_ids
-
-
-def highest_chi_square(degrees: int) -> float:
-    """Return what chi-square exceeds once in a thousand (Wilson and Hilferty's approximation)."""
-    spread = 2.0 / (9.0 * degrees)
-    return degrees * (1.0 - spread + 3.09 * spread**0.5) ** 3  # type: ignore[no-any-return]
-
-
-def exact_law(target: Target, prompt: list[int], params: SamplingParams) -> NDArray[np.float64]:
-    """Return the law of three tokens of the bare model, (V, V, V)."""
-    size = target.vocab_size
-    law = np.ones((size, size, size))
-    for first in range(size):
-        for second in range(size):
-            ids = torch.tensor([[*prompt, first, second]])
-            with torch.inference_mode():
-                logits = target.model(input_ids=ids, use_cache=False).logits[0, -3:]
-            rows = processed_probs(logits, params).double().numpy()
-            law[first, second] *= rows[0, first] * rows[1, second] * rows[2]
-    return law
-
-
-@pytest.mark.parametrize("draws_drafts", [False, True])
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_draws_of_the_whole_engine_follow_the_exact_law(
-    draws_drafts: bool, temperature: float
-) -> None:
-    """A9, A10: drawn drafts with their q, and arg-max drafts as one-hot, in one request."""
-    target, other = tiny_llama(18, vocab_size=6), tiny_llama(60, vocab_size=6)
-    params = SamplingParams(temperature=temperature, max_tokens=3)
-    prompt, num_draws = [1, 2, 3, 4], 1000
-    drafters: list[Drafter] = [CausalLmDrafter(other, target, drafter_id="other")]
-    if draws_drafts:
-        drafters.append(fakes.random_draws(torch.full((6,), 1 / 6)))
-    counts = np.zeros((6, 6, 6))
-    for seed in range(num_draws):
-        run, _ = rounds_of(
-            target,
-            drafters,
-            prompt,
-            params,
-            num_speculative_tokens=2,
-            policy="hedge",
-            draws_drafts=draws_drafts,
-            score_block=0,
-            seed=seed,
-        )
-        counts[tuple(run.output_token_ids)] += 1
-    expected = num_draws * exact_law(target, prompt, params)
-    large = expected >= 5.0
-    found = np.append(counts[large], counts[~large].sum())
-    wanted = np.append(expected[large], expected[~large].sum())
-    assert large.sum() >= 18
-    assert ((found - wanted) ** 2 / wanted).sum() < highest_chi_square(len(found) - 1)
-    # Sampling noise of the plain law has this size too (its mean total variation).
-    noise = np.sqrt(2.0 * expected / np.pi).sum() / 2.0 / num_draws
-    assert np.abs(counts - expected).sum() / 2.0 / num_draws < 1.3 * noise
-
-
-def fails(drafter: Drafter, target: Target) -> None:
-    """Check that a drafter that misbehaves loses its request and nothing else happens."""
-    prompt = random_prompts(9, count=1, length=12)[0]
-    expected = plain_greedy(target, [prompt], 16)[0]
-    pool = DrafterPool([drafter, NothingDrafter()])
-    for requests in (1, 2):
-        run, _ = rounds_of(target, pool, prompt, SamplingParams(max_tokens=16), policy="hedge")
-        assert run.output_token_ids == expected
-        assert pool.failures == {drafter.version.drafter_id: requests}
-        assert run.drafters.is_awake.tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        fakes.not_finite(float("nan"), VOCAB_SIZE),
-        fakes.not_finite(float("inf"), VOCAB_SIZE),
-        fakes.raising(RuntimeError("broken"), after=2),
-        fakes.raising(IndexError("beyond the table")),
-        fakes.raising(MemoryError()),
-        fakes.proposing(Draft(token_ids=(1,) * 9)),
-        fakes.proposing(Draft(token_ids=(-1,))),
-        fakes.proposing(Draft(token_ids=(VOCAB_SIZE,))),
-        fakes.proposing(Draft(token_ids=(1,), probs=torch.full((1, 7), 1 / 7))),
-        fakes.proposing(Draft(token_ids=(1, 2), probs=torch.full((1, VOCAB_SIZE), 0.1))),
-    ],
-)
-def test_a_drafter_that_misbehaves_sits_out_the_request_and_is_counted(
-    drafter: fakes.FakeDrafter, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A22, A13: nothing of it reaches the target."""
-    with caplog.at_level(logging.WARNING):
-        fails(drafter, tiny_llama())
-    assert f"drafter {drafter.drafter_id} sits out this request" in caplog.text
-
-
-def test_a_head_with_nan_weights_sits_out() -> None:
-    target = tiny_llama()
-    for name in ("mix", "out", "gain"):
-        head = hydra(target, 1, spread=0.1)
-        head.weights[name].view(-1)[0] = float("nan")
-        fails(head, target)
-
-
-def test_a_drafter_whose_context_ends_sits_out_the_rest() -> None:
-    """A15: the request goes on without it, and only this request."""
-    target = tiny_llama()
-    short = CausalLmDrafter(tiny_llama(context_length=20), target, drafter_id="short")
-    fails(short, target)
-
-
-def test_the_request_goes_on_when_every_drafter_has_failed() -> None:
-    target = tiny_llama()
-    prompt = random_prompts(9, count=1, length=12)[0]
-    drafters = [
-        fakes.raising(RuntimeError("broken"), drafter_id="one"),
-        fakes.not_finite(float("nan"), VOCAB_SIZE, drafter_id="two"),
-    ]
-    run, rounds = rounds_of(target, drafters, prompt, SamplingParams(max_tokens=16), policy="hedge")
-    assert run.output_token_ids == plain_greedy(target, [prompt], 16)[0]
-    assert rounds[-1].drafter_index == NO_DRAFTER
-
-
-def test_a_drafter_that_cannot_start_is_not_asked() -> None:
-    def refuse() -> None:
-        raise ValueError("no memory for another request")
-
-    broken = fakes.random_tokens(VOCAB_SIZE)
-    broken.on_start = refuse
-    fails(broken, tiny_llama())
-    assert broken.num_drafts == 0
-
-
 def test_the_second_request_starts_from_the_configured_k() -> None:
     """A21: how long a draft may be is no state of the drafter."""
     target = tiny_llama()
@@ -521,18 +245,6 @@ def test_an_aborted_request_ends_where_it_is() -> None:
     run.end(FinishReason.ABORTED)
     assert run.finish_reason is FinishReason.ABORTED
     assert drafter.finished == [[1, 2, 3, *run.output_token_ids]]
-
-
-def test_distributions_are_kept_only_while_windows_need_them() -> None:
-    target = tiny_llama()
-    params = SamplingParams(temperature=1.0, max_tokens=40)
-    for score_block, most in ((0, 0), (4, 4 + 4 + 5)):
-        options = EngineOptions(score_block=score_block)
-        run = fakes.start_run(target, [NothingDrafter()], [1, 2], params, options=options)
-        while run.finish_reason is FinishReason.UNFINISHED:
-            run.step()
-            kept = run.trajectory._probs
-            assert len(kept) <= most
 
 
 BFLOAT16_GAP = 0.1

@@ -2,121 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline import log_files
 from pipeline.archiver import Archiver, ArchiverError
 from pipeline.dead_letters import DeadLetterTopic
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.opening import declared_topics
-from pipeline.eventlog.ports import EventLogError, Message, StoredMessage
+from pipeline.eventlog.ports import Message
 from pipeline.log_files import LogFile
 from replay.reader import LogReader
-from schemas.arrow import LoggedEvent, events_from_table, read_table, write_table
+from schemas.arrow import read_table, write_table
 from schemas.codec import encode
-from schemas.topics import DEAD_LETTERS, VERIFICATION_EVENTS
+from schemas.topics import DEAD_LETTERS
+from tests.pipeline.archiving import (
+    TOPIC,
+    Clock,
+    append_events,
+    parquet_paths,
+    ranges,
+    rows,
+    sequences,
+    undecodable,
+)
 from tests.schemas.builders import make_event
-
-TOPIC = VERIFICATION_EVENTS
-START = datetime(2026, 3, 29, 0, 59, 59, tzinfo=UTC)
-
-
-class Clock:
-    """A hand-driven clock, for the log (UTC) and for the archiver (monotonic seconds)."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def utc(self) -> datetime:
-        return START + timedelta(seconds=self.seconds)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
-class Crash(BaseException):
-    """The process dies here: no handler of the code under test may see it."""
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def log(tmp_path: Path, clock: Clock) -> Iterator[EmbeddedEventLog]:
-    log = EmbeddedEventLog(tmp_path / "log.sqlite", clock=clock.utc)
-    for spec in declared_topics(3):
-        log.create_topic(spec)
-    yield log
-    log.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def open_archiver(
-    log: EmbeddedEventLog, folder: Path, clock: Clock
-) -> Iterator[Callable[..., Archiver]]:
-    opened: list[Archiver] = []
-
-    def open_one(max_events_per_file: int = 10, max_seconds_per_file: float = 60.0) -> Archiver:
-        archiver = Archiver(
-            log,
-            TOPIC,
-            folder,
-            dead_letters=DeadLetterTopic(log),
-            max_events_per_file=max_events_per_file,
-            max_seconds_per_file=max_seconds_per_file,
-            clock=clock.monotonic,
-        )
-        opened.append(archiver)
-        return archiver
-
-    yield open_one
-    for archiver in opened:
-        archiver.close()
-
-
-def append_events(
-    log: EmbeddedEventLog, count: int, *, first: int = 0, stream: str = "stream-a"
-) -> int:
-    """Append events of one stream and return their partition."""
-    events = [make_event(sequence=n, stream=stream) for n in range(first, first + count)]
-    messages = [Message(key=stream.encode(), value=encode(event)) for event in events]
-    return log.append(TOPIC, messages)[0][0]
-
-
-def parquet_paths(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.parquet"))
-
-
-def ranges(folder: Path) -> list[tuple[int, int]]:
-    return [(f.first_offset, f.last_offset) for f in log_files.log_files(folder, TOPIC)]
-
-
-def rows(folder: Path) -> list[LoggedEvent]:
-    """Every row of every finished file, duplicates included."""
-    finished = [path for path in parquet_paths(folder) if not path.name.startswith("_")]
-    return [row for path in finished for row in events_from_table(read_table(path))]
-
-
-def sequences(folder: Path) -> list[int]:
-    return [row.event.sequence for row in sorted(rows(folder), key=lambda row: row.offset)]
 
 
 def test_rows_carry_the_event_and_its_place(
@@ -236,62 +151,6 @@ def test_it_resumes_after_the_greatest_of_overlapping_names(
     assert len(list(LogReader(folder))) == 4 + 2 + 2
 
 
-@pytest.mark.parametrize("step", ["open", "write", "fsync", "rename", "sync_folder", "after"])
-def test_a_crash_at_any_step_of_writing_loses_and_doubles_nothing(
-    log: EmbeddedEventLog,
-    folder: Path,
-    open_archiver: Callable[..., Archiver],
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-) -> None:
-    append_events(log, 15)
-    archiver = open_archiver(max_events_per_file=5)
-    archiver.run_once()
-    with monkeypatch.context() as patch:
-        _crash_at(step, patch)
-        with pytest.raises(Crash):
-            while archiver.run_once():
-                pass
-    archiver.close()
-    finished = [path for path in parquet_paths(folder) if not path.name.startswith("_")]
-    assert all(pq.ParquetFile(path).metadata.num_rows == 5 for path in finished)
-
-    append_events(log, 2, first=15)
-    open_archiver(max_events_per_file=5).drain()
-    assert sequences(folder) == list(range(17))
-    assert [path for path in folder.rglob("_*.parquet")] == []
-
-
-def _crash_at(step: str, patch: pytest.MonkeyPatch) -> None:
-    def crash(*_: object, **__: object) -> None:
-        raise Crash
-
-    if step == "open":
-        patch.setattr(log_files, "_make_folders", crash)
-    elif step == "write":
-
-        def write_half(table: pa.Table, stream: IO[bytes]) -> None:
-            write_table(table, stream)
-            stream.truncate(100)
-            raise Crash
-
-        patch.setattr(log_files, "write_table", write_half)
-    elif step == "fsync":
-        patch.setattr(os, "fsync", crash)
-    elif step == "rename":
-        patch.setattr(Path, "rename", crash)
-    elif step == "sync_folder":
-        patch.setattr(log_files, "_sync_folder", crash)
-    else:
-        sync = log_files._sync_folder
-
-        def sync_and_crash(path: Path) -> None:
-            sync(path)
-            raise Crash
-
-        patch.setattr(log_files, "_sync_folder", sync_and_crash)
-
-
 def test_only_its_own_leftovers_are_removed(
     log: EmbeddedEventLog, folder: Path, open_archiver: Callable[..., Archiver]
 ) -> None:
@@ -331,14 +190,6 @@ def test_a_reader_beside_the_archiver_sees_whole_files_only(
     assert len(list(LogReader(folder))) == 8
 
 
-def undecodable() -> list[Message]:
-    whole = encode(make_event(sequence=99))
-    return [
-        Message(key=b"stream-a", value=value, headers={"ce_id": b"x"})
-        for value in (b"\xff", b"", None, whole[:-1], b"\x00\x00\x00\xff\xff" + whole[5:])
-    ]
-
-
 def test_undecodable_messages_are_set_aside_and_their_offsets_are_covered(
     log: EmbeddedEventLog, folder: Path, open_archiver: Callable[..., Archiver]
 ) -> None:
@@ -375,104 +226,6 @@ def test_a_range_without_a_single_event_is_covered_too(
     assert len(log.read(DEAD_LETTERS, 0, 0)) == 5
 
 
-@pytest.mark.parametrize("step", ["open", "rename"])
-def test_a_crash_after_setting_aside_does_not_set_aside_twice(
-    log: EmbeddedEventLog,
-    folder: Path,
-    open_archiver: Callable[..., Archiver],
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-) -> None:
-    log.append(TOPIC, undecodable())
-    archiver = open_archiver()
-    with monkeypatch.context() as patch:
-        _crash_at(step, patch)
-        with pytest.raises(Crash):
-            archiver.drain()
-    archiver.close()
-    log.append(TOPIC, undecodable()[:1])
-    open_archiver().drain()
-    offsets = [letter.message.headers["offset"] for letter in log.read(DEAD_LETTERS, 0, 0)]
-    assert offsets == [b"0", b"1", b"2", b"3", b"4", b"5"]
-    assert ranges(folder) == [(0, 5)]
-
-
-@pytest.mark.parametrize("step", ["open", "fsync", "rename", "sync_folder"])
-def test_a_full_disk_pauses_archiving_raises_an_alarm_and_loses_nothing(
-    log: EmbeddedEventLog,
-    folder: Path,
-    open_archiver: Callable[..., Archiver],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    step: str,
-) -> None:
-    append_events(log, 12)
-    archiver = open_archiver(max_events_per_file=5)
-    stop = threading.Event()
-    monkeypatch.setattr("pipeline.archiver.FIRST_RETRY_SECONDS", 0.01)
-    patch = pytest.MonkeyPatch()
-    _fail_at(step, patch)
-    thread = threading.Thread(target=archiver.run, args=(stop,))
-    thread.start()
-    try:
-        _wait_until(lambda: archiver.num_failures >= 3)
-        finished = [path for path in parquet_paths(folder) if not path.name.startswith("_")]
-        assert step == "sync_folder" or finished == []
-        assert archiver.num_files == 0
-        append_events(log, 3, first=12)
-        patch.undo()
-        _wait_until(lambda: archiver.num_files >= 2)
-    finally:
-        patch.undo()
-        stop.set()
-        thread.join()
-    assert sequences(folder) == list(range(15))
-    assert ranges(folder) == [(0, 4), (5, 9), (10, 14)]
-    assert "No space left on device" in caplog.text
-    assert {record.levelno for record in caplog.records} == {logging.ERROR}
-
-
-def _fail_at(step: str, patch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    if step == "fsync":
-        patch.setattr("pipeline.log_files.os.fsync", full)
-    elif step == "rename":
-        patch.setattr(Path, "rename", full)
-    else:
-        name = {"open": "_make_folders", "sync_folder": "_sync_folder"}[step]
-        patch.setattr(log_files, name, full)
-
-
-def _wait_until(is_true: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if is_true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("did not happen within 10 s")
-
-
-def test_a_failed_file_is_written_again_as_it_was_even_if_more_has_arrived(
-    log: EmbeddedEventLog,
-    folder: Path,
-    open_archiver: Callable[..., Archiver],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    append_events(log, 3)
-    archiver = open_archiver(max_events_per_file=10)
-    (folder / "events" / "date=2026-03-29" / "hour=00").mkdir(parents=True)
-    with monkeypatch.context() as patch:
-        _fail_at("sync_folder", patch)
-        with pytest.raises(OSError, match="No space left"):
-            archiver.drain()
-    assert ranges(folder) == [(0, 2)]
-    append_events(log, 2, first=3)
-    archiver.drain()
-    assert ranges(folder) == [(0, 2), (3, 4)]
-    assert sequences(folder) == [0, 1, 2, 3, 4]
-
-
 def test_stopping_archives_what_is_left(
     log: EmbeddedEventLog, folder: Path, open_archiver: Callable[..., Archiver]
 ) -> None:
@@ -481,119 +234,6 @@ def test_stopping_archives_what_is_left(
     stop.set()
     open_archiver(max_events_per_file=5).run(stop)
     assert ranges(folder) == [(0, 4), (5, 6)]
-
-
-class TrimmedLog(EmbeddedEventLog):
-    """A log whose retention has deleted everything below ``kept_from``."""
-
-    kept_from = 0
-
-    def begin_offset(self, topic: str, partition: int) -> int:
-        return max(self.kept_from, super().begin_offset(topic, partition))
-
-    def read(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        max_messages: int = 500,
-        timeout_seconds: float = 0.0,
-    ) -> Sequence[StoredMessage]:
-        kept = max(offset, self.kept_from if topic == TOPIC else 0)
-        return super().read(
-            topic, partition, kept, max_messages=max_messages, timeout_seconds=timeout_seconds
-        )
-
-
-def test_offsets_deleted_by_retention_are_counted_and_claimed_by_no_name(
-    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = TrimmedLog(tmp_path / "trimmed.sqlite")
-    for spec in declared_topics(1):
-        log.create_topic(spec)
-    append_events(log, 4)
-    with Archiver(log, TOPIC, folder, dead_letters=DeadLetterTopic(log)) as archiver:
-        archiver.run_once()
-        append_events(log, 6, first=4)
-        log.kept_from = 7
-        archiver.drain()
-        assert archiver.num_lost_offsets == 3
-    log.close()
-    assert ranges(folder) == [(0, 3), (7, 9)]
-    assert "offsets 4..6 were deleted" in caplog.text
-
-
-class AbsentLog(EmbeddedEventLog):
-    """A log whose broker is away while ``is_away``."""
-
-    is_away = False
-
-    def end_offset(self, topic: str, partition: int) -> int:
-        self._answer()
-        return super().end_offset(topic, partition)
-
-    def read(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        max_messages: int = 500,
-        timeout_seconds: float = 0.0,
-    ) -> Sequence[StoredMessage]:
-        self._answer()
-        return super().read(
-            topic, partition, offset, max_messages=max_messages, timeout_seconds=timeout_seconds
-        )
-
-    def _answer(self) -> None:
-        if self.is_away:
-            raise EventLogError("Kafka at host:9092: nobody answers; start the broker")
-
-
-@pytest.fixture
-def absent_log(tmp_path: Path) -> Iterator[AbsentLog]:
-    log = AbsentLog(tmp_path / "absent.sqlite")
-    for spec in declared_topics(1):
-        log.create_topic(spec)
-    yield log
-    log.close()
-
-
-def test_a_log_that_is_away_is_waited_for(
-    absent_log: AbsentLog, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.archiver.FIRST_RETRY_SECONDS", 0.01)
-    append_events(absent_log, 4)
-    stop = threading.Event()
-    with Archiver(
-        absent_log, TOPIC, folder, dead_letters=DeadLetterTopic(absent_log), max_events_per_file=4
-    ) as archiver:
-        absent_log.is_away = True
-        thread = threading.Thread(target=archiver.run, args=(stop,))
-        thread.start()
-        try:
-            _wait_until(lambda: archiver.num_failures >= 2)
-            absent_log.is_away = False
-            _wait_until(lambda: archiver.num_files == 1)
-        finally:
-            stop.set()
-            thread.join()
-    assert sequences(folder) == [0, 1, 2, 3]
-
-
-def test_stopping_while_the_log_is_away_ends_with_an_alarm(
-    absent_log: AbsentLog, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stop = threading.Event()
-    stop.set()
-    letters = DeadLetterTopic(absent_log)
-    with Archiver(absent_log, TOPIC, folder, dead_letters=letters) as archiver:
-        absent_log.is_away = True
-        archiver.run(stop)
-    assert archiver.num_failures == 1
-    assert "nobody answers; start the broker" in caplog.text
 
 
 def test_invalid_folder_is_refused_with_its_name(log: EmbeddedEventLog, tmp_path: Path) -> None:
@@ -611,28 +251,6 @@ def test_invalid_second_archiver_of_a_folder_is_refused(
         open_archiver()
     first.close()
     open_archiver()
-
-
-def test_invalid_log_that_ends_before_the_files_is_refused_with_both_offsets(
-    log: EmbeddedEventLog, folder: Path, open_archiver: Callable[..., Archiver], tmp_path: Path
-) -> None:
-    append_events(log, 5)
-    archiver = open_archiver()
-    archiver.drain()
-    archiver.close()
-    with pytest.raises(EventLogError, match=r"up to offset 4, but the event log ends at 0"):
-        _open_on_empty_log(tmp_path / "new.sqlite", folder)
-    assert ranges(folder) == [(0, 4)]
-
-
-def _open_on_empty_log(path: Path, folder: Path) -> None:
-    empty = EmbeddedEventLog(path)
-    try:
-        for spec in declared_topics(3):
-            empty.create_topic(spec)
-        Archiver(empty, TOPIC, folder, dead_letters=DeadLetterTopic(empty))
-    finally:
-        empty.close()
 
 
 def test_events_with_and_without_content_and_drafters_share_a_file(
