@@ -19,21 +19,35 @@ class TrainingBatch:
         hidden: float32 (B, H), the target's state behind the first fed token.
         fed_token_ids: int64 (B, K).
         label_token_ids: int64 (B, K); -1 where the level's label was not verified.
+        top_token_ids: int64 (B, K, C), the target's most probable tokens at the label's position.
+        top_probabilities: float32 (B, K, C), their probabilities at temperature 1; 0 where the
+            position was not verified or less was recorded. C is 0 if nothing was.
     """
 
     hidden: torch.Tensor
     fed_token_ids: torch.Tensor
     label_token_ids: torch.Tensor
+    top_token_ids: torch.Tensor
+    top_probabilities: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Training material of one event: states (P, H) and tokens (P,), and where it was read."""
+    """Training material of one event, and where it was read.
+
+    Attributes:
+        hidden: float32 (P, H), the state that predicted each token.
+        token_ids: int64 (P,).
+        top_token_ids: int64 (P, C), the target's most probable tokens at each position.
+        top_probabilities: float32 (P, C), their probabilities at temperature 1.
+    """
 
     partition: int
     offset: int
     hidden: NDArray[np.float32]
     token_ids: NDArray[np.int64]
+    top_token_ids: NDArray[np.int64]
+    top_probabilities: NDArray[np.float32]
 
     @property
     def num_examples(self) -> int:
@@ -80,13 +94,21 @@ class ExampleMemory:
 
 def _batch(segments: Sequence[Segment], starts: NDArray[np.int64], levels: int) -> TrainingBatch:
     """Gather windows that start at index ``starts[i]`` >= 1 of ``segments[i]``."""
+    num_top = max(segment.top_token_ids.shape[1] for segment in segments)
     hidden = np.stack([s.hidden[start - 1] for s, start in zip(segments, starts, strict=True)])
     tokens = np.full((len(segments), levels + 1), -1, dtype=np.int64)
+    top_tokens = np.zeros((len(segments), levels, num_top), dtype=np.int64)
+    top_probabilities = np.zeros(top_tokens.shape, dtype=np.float32)
     for row, (segment, start) in enumerate(zip(segments, starts, strict=True)):
         found = segment.token_ids[start - 1 : start + levels]
         tokens[row, : len(found)] = found
+        place = (row, slice(len(found) - 1), slice(segment.top_token_ids.shape[1]))
+        top_tokens[place] = segment.top_token_ids[start : start + levels]
+        top_probabilities[place] = segment.top_probabilities[start : start + levels]
     return TrainingBatch(
         hidden=torch.from_numpy(hidden),
         fed_token_ids=torch.from_numpy(np.maximum(tokens[:, :-1], 0)),
         label_token_ids=torch.from_numpy(tokens[:, 1:].copy()),
+        top_token_ids=torch.from_numpy(top_tokens),
+        top_probabilities=torch.from_numpy(top_probabilities),
     )

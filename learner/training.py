@@ -331,11 +331,14 @@ class OnlineTrainer:
             self.num_without_features += 1
             logger.warning("%s: %s", event.event_id, error)
             return None
+        content = event.content
         segment = Segment(
             partition=received.partition,
             offset=received.offset,
             hidden=hidden,
-            token_ids=event.content.token_ids.astype(np.int64),
+            token_ids=content.token_ids.astype(np.int64),
+            top_token_ids=content.target_top_token_ids.astype(np.int64),
+            top_probabilities=np.exp(content.target_top_log_probabilities.astype(np.float32)),
         )
         for trainer in self._trainers:
             _refuse_unusable(segment, trainer.drafter, event.event_id)
@@ -349,6 +352,6 @@ def _refuse_unusable(segment: Segment, drafter: TrainableDrafter, event_id: str)
         raise ValueError(f"{event_id}: features {segment.hidden.shape}, expected {expected}")
     if not np.isfinite(segment.hidden).all():
         raise ValueError(f"{event_id}: features are not all finite")
-    highest = int(segment.token_ids.max(initial=0))
+    highest = int(max(segment.token_ids.max(initial=0), segment.top_token_ids.max(initial=0)))
     if highest >= drafter.vocab_size:
         raise ValueError(f"{event_id}: token {highest}, expected 0..{drafter.vocab_size - 1}")

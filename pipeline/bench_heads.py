@@ -23,7 +23,7 @@ from inference.target import Target
 from learner.examples import ExampleMemory, Segment
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 
-RECIPE = 1
+RECIPE = 2
 """Counts the versions of the recipe below; a new one trains afresh."""
 
 NUM_STEPS = 220
@@ -35,6 +35,7 @@ NUM_LEVELS = 4
 INNER_SIZE = 1152
 DRAFT_VOCABULARY_SIZE = 8192
 ANSWERS_AT_ONCE = 16
+NUM_TOP_TOKENS = 8
 SEED = 0
 
 
@@ -144,9 +145,12 @@ def _until_end(target: Target, token_ids: list[int]) -> list[int]:
 def _segment(target: Target, index: int, prompt_ids: list[int], answer_ids: list[int]) -> Segment:
     """Read the answer once to record the states behind its tokens."""
     output = target.start().forward([*prompt_ids, *answer_ids[:-1]], num_rows=len(answer_ids))
+    top = output.logits.float().softmax(-1).topk(NUM_TOP_TOKENS)
     return Segment(
         partition=0,
         offset=index,
         hidden=output.hidden.float().numpy(),
         token_ids=np.array(answer_ids, dtype=np.int64),
+        top_token_ids=top.indices.numpy(),
+        top_probabilities=top.values.numpy(),
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.console import Console
 
+from inference.model_files import resolve_target
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Completion, Request
@@ -102,17 +103,17 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     )
     folder = options.data / f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = demo_settings(options, folder)
-    with console.status("loading the target (the first time it is converted: about 20 s)"):
-        target = open_target(settings)
+    with console.status("preparing the target (the first time it is converted: about 20 s)"):
+        resolve_target(settings.model.path, settings.cache)
     statistics = TrafficStatistics()
-    check = OutputCheck(target)
-    with (
-        DemoView(console, statistics) as view,
-        _services(settings, target, statistics, view) as running,
-    ):
-        for phase in phases:
-            _serve_phase(phase, options, running, target, statistics, check, view)
+    with DemoView(console, statistics) as view, _services(settings, view) as services:
+        target = open_target(settings)
+        check = OutputCheck(target)
+        with _worker(settings, target, services, statistics) as running:
+            for phase in phases:
+                _serve_phase(phase, options, running, target, statistics, check, view)
         view.say("waiting for the learner and the archiver to finish")
+        _wait_until_learned(settings)
     report = folder / "report.html"
     analysis = replay_log(folder, report=report, json_file=None, console=console)
     seconds = time.monotonic() - began
@@ -206,25 +207,33 @@ def _serve_phase(
 
 
 @contextmanager
-def _services(
-    settings: Settings, target: Target, statistics: TrafficStatistics, view: DemoView
-) -> Iterator[RunningWorker]:
-    """Run learner, archiver and worker; on the way out, let them finish what was sent."""
-    view.say("starting learner and archiver")
+def _services(settings: Settings, view: DemoView) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run learner and archiver; on the way out, let them finish what they have begun."""
+    view.say("starting learner and archiver, loading the target")
     processes = [_start(name, settings) for name in ("learner", "archiver")]
     try:
-        _wait_for_first_releases(settings, processes[0])
-        running = start_worker(settings, target, tap=statistics.add)
-        try:
-            yield running
-        finally:
-            running.close()
-        _wait_until_learned(settings)
+        yield processes
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait(STOP_SECONDS)
+
+
+@contextmanager
+def _worker(
+    settings: Settings,
+    target: Target,
+    services: Sequence[subprocess.Popen[bytes]],
+    statistics: TrafficStatistics,
+) -> Iterator[RunningWorker]:
+    """Run the worker once the learner has released the untrained heads."""
+    _wait_for_first_releases(settings, services[0])
+    running = start_worker(settings, target, tap=statistics.add)
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 def _start(name: str, settings: Settings) -> subprocess.Popen[bytes]:

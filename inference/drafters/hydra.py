@@ -9,7 +9,7 @@ token, each level computes
     logits = rows (s * g)
 
 where ``rows`` are the target's own frozen head rows of the draft vocabulary. W2 and Wf start at
-zero, so an untrained head is the target's head applied one position too early.
+zero and g at one half, so an untrained head is the target's head, less sure, one position early.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def initial_hydra_weights(
     return {
         "mix": torch.empty(shapes["mix"]).uniform_(-bound, bound, generator=generator),
         "out": torch.zeros(shapes["out"]),
-        "gain": torch.ones(shapes["gain"]),
+        # A head that has learned nothing should not be as sure as the target is.
+        "gain": torch.full(shapes["gain"], 0.5),
     }
 
 

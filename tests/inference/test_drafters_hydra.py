@@ -182,7 +182,7 @@ def test_shapes_of_weights_are_those_of_the_description() -> None:
     weights = initial_hydra_weights(16, 8, torch.Generator().manual_seed(0))
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == hydra_shapes(16, 8)
     assert not weights["out"].any()
-    assert weights["gain"].eq(1.0).all()
+    assert weights["gain"].eq(0.5).all()
 
 
 def test_frequent_tokens_are_chosen_by_count_then_filled_with_low_ids() -> None:

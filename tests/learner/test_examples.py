@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from learner.examples import ExampleMemory, Segment, TrainingBatch
 
@@ -19,6 +22,8 @@ def segment(offset: int, length: int, *, partition: int = 0) -> Segment:
         offset=offset,
         hidden=np.repeat(tokens[:, None], 2, axis=1).astype(np.float32),
         token_ids=tokens,
+        top_token_ids=np.stack([tokens, tokens + 1], axis=1),
+        top_probabilities=np.repeat(np.array([[0.75, 0.25]], np.float32), length, axis=0),
     )
 
 
@@ -117,3 +122,28 @@ def test_nothing_is_drawn_where_nothing_can_be_learned(lengths: list[int]) -> No
     for offset, length in enumerate(lengths):
         memory.add(segment(offset, length))
     assert memory.draw(4, LEVELS, np.random.default_rng(0)) is None
+
+
+def test_the_targets_distribution_stands_at_the_position_of_its_label() -> None:
+    memory = ExampleMemory(100)
+    memory.add(segment(0, 6))
+    memory.add(replace_top(segment(1, 6), 0))
+    batch = drawn(memory, 99)
+    is_known = batch.label_token_ids >= 0
+    has_top = batch.top_probabilities.sum(-1) > 0
+    first = batch.label_token_ids[:, 0] < 100
+    assert torch.equal(has_top[first], is_known[first])
+    assert not has_top[~first].any(), "nothing was recorded there"
+    assert torch.equal(batch.top_token_ids[..., 0][has_top], batch.label_token_ids[has_top])
+    assert torch.equal(
+        batch.top_probabilities[has_top], torch.tensor([[0.75, 0.25]]).expand(int(has_top.sum()), 2)
+    )
+
+
+def replace_top(one: Segment, num_top: int) -> Segment:
+    """Return the segment with only ``num_top`` tokens of the distribution."""
+    return replace(
+        one,
+        top_token_ids=one.top_token_ids[:, :num_top],
+        top_probabilities=one.top_probabilities[:, :num_top],
+    )

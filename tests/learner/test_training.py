@@ -160,6 +160,7 @@ def event_of(sequence: int, *, num_windows: int = 6, worker_epoch: int = 1) -> V
     content = replace(
         event.content,
         token_ids=rng.integers(0, VOCAB, event.num_positions, dtype=np.int32),
+        target_top_token_ids=event.content.target_top_token_ids % VOCAB,
         features=FeatureReference(
             uri=f"memory://{sequence}", first_row=0, num_rows=event.num_positions, sha256="0" * 64
         ),
@@ -475,6 +476,27 @@ def test_a_head_overfit_on_one_text_is_accepted_whole_when_served(tmp_path: Path
     assert trained == 4.0
 
 
+def test_the_loss_is_the_cross_entropy_to_label_and_distribution() -> None:
+    """OnlineSPEC's soft cross-entropy beside the emitted token's, level by level."""
+    target = tiny_llama(2)
+    drafter = head_of(target, size=12)
+    weights = drafter.initial_weights()
+    top = torch.tensor([[[3, 5], [4, 30]]])
+    batch = TrainingBatch(
+        hidden=torch.randn((1, 16), generator=torch.Generator().manual_seed(1)),
+        fed_token_ids=torch.tensor([[1, 2]]),
+        label_token_ids=torch.tensor([[3, 4]]),
+        top_token_ids=top,
+        top_probabilities=torch.tensor([[[0.6, 0.3], [0.5, 0.5]]]),
+    )
+    # An untrained head only reads its state: both levels say the same.
+    head_rows = target.head_rows[:12].float()
+    log_probs = (head_rows @ (batch.hidden[0] * weights["gain"])).log_softmax(-1)
+    emitted = -(log_probs[3] + 0.8 * log_probs[4])
+    soft = -(0.6 * log_probs[3] + 0.3 * log_probs[5] + 0.8 * 0.5 * log_probs[4])
+    torch.testing.assert_close(drafter.loss(weights, batch), 0.5 * emitted + 0.5 * soft)
+
+
 def test_labels_outside_the_draft_vocabulary_do_not_count() -> None:
     """B2: they are masked, not mapped to some other token."""
     target = tiny_llama(2)
@@ -487,6 +509,8 @@ def test_labels_outside_the_draft_vocabulary_do_not_count() -> None:
             hidden=torch.randn((count, 16), generator=torch.Generator().manual_seed(1)),
             fed_token_ids=torch.ones((count, 2), dtype=torch.int64),
             label_token_ids=torch.tensor(labels),
+            top_token_ids=torch.full((count, 2, 1), 30),
+            top_probabilities=torch.ones((count, 2, 1)),
         )
         return drafter.loss(weights, batch)
 
