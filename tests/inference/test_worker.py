@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 
-from inference.drafters.causal_lm import CausalLmDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.nothing import NothingDrafter
-from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.engine import PromptTooLongError
-from inference.ports import Draft, Drafter
+from inference.ports import Draft
 from inference.recording import Round
 from inference.sampling import SamplingParams
 from inference.target import Target
@@ -27,10 +22,10 @@ from schemas.events import (
     NO_DRAFTER,
     AcceptanceRule,
     DrafterVersion,
-    FinishReason,
     VerificationEvent,
 )
 from tests.inference import fakes
+from tests.inference.segments import check_segments, drafters_of
 from tests.inference.serving import HiddenStates, Outbox, new_worker, request_of
 from tests.inference.test_drafters_hydra import head
 from tests.inference.tiny import (
@@ -44,30 +39,6 @@ from tests.schemas.builders import make_policy
 
 GREEDY = SamplingParams(max_tokens=50)
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, max_tokens=50, seed=5)
-
-
-def drafters_of(target: Target) -> list[Drafter]:
-    """Return a mixed pool."""
-    return [
-        NothingDrafter(),
-        PromptLookupDrafter(longest=2, shortest=1),
-        CausalLmDrafter(tiny_llama(50), target, drafter_id="other"),
-        head(target, 1, size=VOCAB_SIZE),
-    ]
-
-
-def check_segments(events: Sequence[VerificationEvent]) -> None:
-    """Check that the segments of one request join without gap or overlap."""
-    assert [one.segment_index for one in events] == list(range(len(events)))
-    assert [one.is_final for one in events] == [False] * (len(events) - 1) + [True]
-    assert events[0].first_position == events[0].num_prompt_tokens
-    for before, after in pairwise(events):
-        assert after.first_position == before.first_position + before.num_positions
-        assert after.sequence == before.sequence + 1
-    starts = np.concatenate([one.windows.start for one in events])
-    assert (np.diff(starts) > 0).all()
-    for one in events:
-        assert one.rounds.num_scored_windows.sum() == len(one.windows.start)
 
 
 @pytest.mark.parametrize(
@@ -162,54 +133,6 @@ def test_sequences_increase_over_requests_and_event_ids_never_repeat() -> None:
         worker.serve(request_of([1, 2, 3 + number], GREEDY, request_id=f"request-{number}"))
     assert [one.sequence for one in outbox.events] == list(range(len(outbox.events)))
     assert len({one.event_id for one in outbox.events}) == len(outbox.events)
-
-
-def test_an_aborted_request_says_so_and_stops_working() -> None:
-    target, outbox = tiny_llama(1), Outbox()
-    worker = new_worker(target, drafters_of(target), outbox)
-    rounds: list[Round] = []
-    completion = worker.serve(
-        request_of([1, 2, 3], SamplingParams(max_tokens=200)),
-        is_aborted=lambda: len(rounds) == 9,
-        on_round=rounds.append,
-    )
-    assert completion.finish_reason is FinishReason.ABORTED
-    assert completion.rounds == tuple(rounds)
-    assert len(rounds) == 9
-    assert sum(one.num_emitted_tokens for one in rounds) == len(completion.token_ids)
-    check_segments(outbox.events)
-    last = outbox.events[-1]
-    assert last.finish_reason is FinishReason.ABORTED
-    # Nobody knows how the windows that were cut off would have gone on.
-    assert (last.windows.num_levels == 4).all()
-
-
-def test_a_request_whose_target_fails_ends_with_an_error_event_and_the_next_is_served() -> None:
-    target, outbox = tiny_llama(1), Outbox()
-    worker = new_worker(target, drafters_of(target), outbox)
-    rounds: list[Round] = []
-
-    def break_target(one: Round) -> None:
-        rounds.append(one)
-        if len(rounds) == 5:
-            raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        worker.serve(request_of([1, 2, 3], GREEDY), on_round=break_target)
-    last = outbox.events[-1]
-    assert (last.is_final, last.finish_reason) == (True, FinishReason.ERROR)
-    assert sum(len(event.rounds.first_position) for event in outbox.events) == 5
-    served = worker.serve(request_of([1, 2, 3], GREEDY, request_id="request-1"))
-    assert list(served.token_ids) == plain_greedy(target, [[1, 2, 3]], 50)[0]
-
-
-def test_an_abort_after_the_end_changes_nothing() -> None:
-    target, outbox = tiny_llama(1), Outbox()
-    worker = new_worker(target, [NothingDrafter()], outbox)
-    completion = worker.serve(
-        request_of([1, 2, 3], SamplingParams(max_tokens=1)), is_aborted=lambda: True
-    )
-    assert completion.finish_reason is FinishReason.LENGTH
 
 
 def test_new_weights_are_taken_up_between_segments_and_no_window_mixes_versions() -> None:
