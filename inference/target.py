@@ -128,13 +128,22 @@ class TargetSession:
 
 
 def load_target(
-    folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+    cache: Path | None = None,
 ) -> Target:
-    """Load a target from a folder with config, weights and tokenizer (see ``model_files``)."""
+    """Load a target from a folder with config, weights and tokenizer (see ``model_files``).
+
+    ``cache`` is where the fingerprints of large weights are noted; None for the user's own.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
     pack_linear_layers(model)
-    return Target(model, tokenizer, target_id=folder.name, target_fingerprint=fingerprint(folder))
+    return Target(
+        model, tokenizer, target_id=folder.name, target_fingerprint=fingerprint(folder, cache)
+    )
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

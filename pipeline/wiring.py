@@ -14,6 +14,7 @@ from inference.emission import Emitter
 from inference.engine import EngineOptions
 from inference.model_files import resolve_target
 from inference.pool import DrafterPool
+from inference.ports import Drafter
 from inference.target import Target, load_target
 from inference.worker import Worker, WorkerOptions
 from learner.service import LearnerSettings, PolicyLearner
@@ -62,7 +63,7 @@ def open_target(settings: Settings, *, progress: Progress | None = None) -> Targ
     """Load the target, converting it first if it has never been used here."""
     torch.set_num_threads(settings.worker.num_threads)
     folder = resolve_target(settings.model.path, settings.cache, progress=progress)
-    return load_target(folder, dtype=getattr(torch, settings.model.dtype))
+    return load_target(folder, dtype=getattr(torch, settings.model.dtype), cache=settings.cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,35 +104,54 @@ def start_worker(
         target: The verifying model.
         tap: Shown every event as it is emitted, on the serving thread.
     """
-    worker_id, epoch = settings.worker.worker_id, time.time_ns() // 1000
-    registry = DrafterRegistry(str(settings.data))
-    drafters = pool_drafters(
-        settings.drafters,
-        target,
-        resolve=lambda path: resolve_target(path, settings.cache),
-        dtype=target.dtype,
-    )
-    features = None
-    if settings.features.enabled:
-        features = FeatureRecorder(
-            str(settings.data),
-            worker_id=worker_id,
-            worker_epoch=epoch,
-            max_bytes=settings.features.max_bytes,
-        )
+    epoch = time.time_ns() // 1000
+    features = _feature_recorder(settings, epoch)
     emitter = Emitter(
-        LogEventSender(lambda: open_log(settings), source=worker_id),
+        LogEventSender(lambda: open_log(settings), source=settings.worker.worker_id),
         capacity=settings.worker.emit_capacity,
         prepare=features.prepare if features else None,
     )
     inbox = LogInbox(
         lambda: open_log(settings),
-        HeadLoader(target, registry),
+        HeadLoader(target, DrafterRegistry(str(settings.data))),
         [one.drafter_id for one in settings.drafters],
         poll_seconds=settings.worker.poll_seconds,
     )
-    options = WorkerOptions(
-        worker_id=worker_id,
+    worker = Worker(
+        target,
+        DrafterPool(_drafters(settings, target)),
+        _worker_options(settings, epoch),
+        sink=_TappedEmitter(emitter, tap) if tap else emitter,
+        inbox=inbox,
+        recorder=features,
+    )
+    inbox.start()
+    return RunningWorker(worker, emitter, inbox, features)
+
+
+def _drafters(settings: Settings, target: Target) -> list[Drafter]:
+    return pool_drafters(
+        settings.drafters,
+        target,
+        resolve=lambda path: resolve_target(path, settings.cache),
+        dtype=target.dtype,
+    )
+
+
+def _feature_recorder(settings: Settings, epoch: int) -> FeatureRecorder | None:
+    if not settings.features.enabled:
+        return None
+    return FeatureRecorder(
+        str(settings.data),
+        worker_id=settings.worker.worker_id,
+        worker_epoch=epoch,
+        max_bytes=settings.features.max_bytes,
+    )
+
+
+def _worker_options(settings: Settings, epoch: int) -> WorkerOptions:
+    return WorkerOptions(
+        worker_id=settings.worker.worker_id,
         worker_epoch=epoch,
         policy=settings.worker.policy,
         segment_tokens=settings.worker.segment_tokens,
@@ -140,16 +160,6 @@ def start_worker(
             score_block=settings.worker.score_block,
         ),
     )
-    worker = Worker(
-        target,
-        DrafterPool(drafters),
-        options,
-        sink=_TappedEmitter(emitter, tap) if tap else emitter,
-        inbox=inbox,
-        recorder=features,
-    )
-    inbox.start()
-    return RunningWorker(worker, emitter, inbox, features)
 
 
 def build_learner(
