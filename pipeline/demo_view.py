@@ -68,7 +68,8 @@ class DemoView:
             ("drafter", "left"),
             ("version", "right"),
             ("acceptance length", "right"),
-            ("played", "left"),
+            ("published probability", "right"),
+            ("played lately", "left"),
         ):
             table.add_column(name, justify=side)  # type: ignore[arg-type]
         for name in statistics.drafter_ids:
@@ -79,6 +80,7 @@ class DemoView:
                 name,
                 str(statistics.versions.get(name, 0) or "–"),
                 "–" if length is None else f"{length:.2f}",
+                f"{statistics.priors.get(name, 0.0):.2f}",
                 f"{bar:<{BAR_CELLS}} {share:4.0%}",
             )
         return Group(Text(self._headline(), style="bold"), table, Text(self._note, style="dim"))

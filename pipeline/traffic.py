@@ -42,14 +42,15 @@ class TrafficStatistics:
     Attributes:
         phases: Finished phases and the present one.
         drafter_ids: Order of the pool.
-        selection: Share of recent rounds that each drafter played.
         versions: Weights version per drafter.
+        priors: Probability per drafter that the newest request's selection started from.
     """
 
     def __init__(self) -> None:
         self.phases: list[PhaseStatistics] = []
         self.drafter_ids: tuple[str, ...] = ()
         self.versions: dict[str, int] = {}
+        self.priors: dict[str, float] = {}
         self._windows: list[tuple[NDArray[np.int32], NDArray[np.float64]]] = []
         self._recent_rounds: list[str] = []
 
@@ -62,6 +63,7 @@ class TrafficStatistics:
         phase = self.phases[-1]
         self.drafter_ids = event.drafter_ids
         self.versions = {d.drafter_id: d.weights_version for d in event.drafters}
+        self.priors = dict(zip(self.drafter_ids, event.prior_probabilities.tolist(), strict=True))
         phase.num_tokens += event.num_positions
         phase.num_rounds += len(event.rounds.first_position)
         rounds = event.rounds
