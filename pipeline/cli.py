@@ -64,6 +64,8 @@ def demo(
     """
     from pipeline.demo import DemoOptions, run_demo
 
+    # Ended like any command, so that learner and archiver are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run_demo(
         DemoOptions(
             data=data,

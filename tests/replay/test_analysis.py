@@ -16,7 +16,7 @@ import pytest
 from replay.analysis import Analysis, analyse
 from replay.errors import ReplayError
 from replay.selectors import selector_from_name
-from schemas.events import VerificationEvent
+from schemas.events import NO_DRAFTER, Rounds, VerificationEvent
 from tests.replay.logs import rich_events, write_rich_log
 from tests.replay.synthetic import log, make_request, split, window_rows, write_log
 
@@ -91,6 +91,27 @@ def test_the_tables_add_up(tmp_path: Path) -> None:
         assert total.exact_length == pytest.approx(
             sum(row.num_windows * (row.exact_length or 0.0) for row in parts) / total.num_windows
         )
+
+
+def test_acceptance_is_per_token_that_was_really_drafted(tmp_path: Path) -> None:
+    """A20: drafts of 8, 3, 0 and 1 tokens are 12 drafted, not four times K; A19: none is no rate."""
+    event = make_request(num_tokens=15, num_speculative_tokens=8, hit_rates=[0.0, 0.0])
+    rounds = Rounds(
+        first_position=np.array([7, 8, 14, 17, 18, 20], np.int32),
+        drafter_index=np.array([NO_DRAFTER, 0, 0, 0, 0, 1], np.int16),
+        num_draft_tokens=np.array([0, 8, 3, 0, 1, 0], np.int16),
+        num_accepted_tokens=np.array([0, 5, 2, 0, 1, 0], np.int16),
+        num_emitted_tokens=np.array([1, 6, 3, 1, 2, 1], np.int16),
+        num_scored_windows=np.array([0, 0, 0, 0, 0, 0], np.int16),
+        selection_probability=np.full(6, 0.5, np.float32),
+        draft_seconds=np.zeros(6, np.float32),
+        verify_seconds=np.zeros(6, np.float32),
+        score_seconds=np.zeros(6, np.float32),
+    )
+    event = without_windows(replace(event, rounds=rounds, num_positions=14))
+    rows = analysis_of(tmp_path, [event]).summary.drafters
+    rates = {row.drafter_id: row.acceptance_rate for row in rows if row.stream is None}
+    assert rates == {"drafter-0": pytest.approx(8 / 12), "drafter-1": None}
 
 
 def test_streams_are_kept_apart(tmp_path: Path) -> None:
