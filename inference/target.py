@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from inference.cache import RollbackCache, RollbackUnsupportedError, layer_windows
 from inference.model_files import fingerprint, tokenizer_hash
@@ -138,6 +139,8 @@ def load_target(
 
     ``cache`` is where the fingerprints of large weights are noted; None for the user's own.
     """
+    # Bars of transformers would tear the live view, and are noise in the log of a service.
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
     pack_linear_layers(model)
