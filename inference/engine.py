@@ -184,6 +184,8 @@ class RequestRun:
         unseen = self.trajectory.token_ids[self._session.length :]
         num_rows = len(draft.token_ids) + 1
         output = self._session.forward([*unseen, *draft.token_ids], num_rows=num_rows)
+        if torch.isnan(output.logits.sum()):
+            raise FloatingPointError("the target's logits are not numbers: its weights are broken")
         logits = self._stopping.mask_early_end(output.logits, self.trajectory.num_output_tokens)
         params = self.trajectory.params
         probs = None if params.is_greedy else processed_probs(logits, params)

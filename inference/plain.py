@@ -31,9 +31,10 @@ def plain_greedy(
     while finish_reason is FinishReason.UNFINISHED:
         logits = session.forward(unseen, num_rows=1).logits
         logits = stopping.mask_early_end(logits, len(token_ids))
-        best = logits[0].float().topk(2).values
+        wide = logits[0].float()
+        best = wide.topk(2).values
         # Arg-max and not the first of the two: it is what breaks ties in verification.
-        unseen = [int(logits[0].argmax())]
+        unseen = [int(wide.argmax())]
         _, finish_reason = stopping.cut(token_ids, unseen)
         token_ids += unseen
         gaps.append(float(best[0] - best[1]))
