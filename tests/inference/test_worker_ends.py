@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from inference.drafters.nothing import NothingDrafter
 from inference.ports import Drafter
@@ -99,3 +100,14 @@ def test_an_abort_after_the_end_changes_nothing() -> None:
         request_of([1, 2, 3], SamplingParams(max_tokens=1)), is_aborted=lambda: True
     )
     assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_a_target_that_gives_nan_ends_the_request_instead_of_emitting_some_token() -> None:
+    target, outbox = tiny_llama(1), Outbox()
+    worker = new_worker(target, [NothingDrafter()], outbox)
+    with torch.no_grad():
+        target.model.get_output_embeddings().weight[0, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="the target's logits"):
+        worker.serve(request_of([1, 2, 3], GREEDY))
+    assert outbox.events[-1].finish_reason is FinishReason.ERROR
+    assert outbox.events[-1].num_positions == 0
