@@ -94,7 +94,7 @@ def test_the_tables_add_up(tmp_path: Path) -> None:
 
 
 def test_acceptance_is_per_token_that_was_really_drafted(tmp_path: Path) -> None:
-    """A20: drafts of 8, 3, 0 and 1 tokens are 12 drafted, not four times K; A19: none is no rate."""
+    """A20: drafts of 8, 3, 0 and 1 tokens make 12, not 4 x 8; A19: none makes no rate."""
     event = make_request(num_tokens=15, num_speculative_tokens=8, hit_rates=[0.0, 0.0])
     rounds = Rounds(
         first_position=np.array([7, 8, 14, 17, 18, 20], np.int32),
