@@ -160,7 +160,10 @@ class Emitter:
     def _count_error(self, error: Exception, num_events: int, back_off_seconds: float) -> None:
         with self._changed:
             self.num_send_errors += 1
-        logger.warning(
+            is_closing = self._deadline is not None
+        # While closing, it is tried many times a second, and ``close`` tells what was left.
+        logger.log(
+            logging.DEBUG if is_closing else logging.WARNING,
             "%d events not sent (%s: %s), trying again in %.2f s",
             num_events,
             type(error).__name__,

@@ -9,11 +9,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from inference.engine import PromptTooLongError
 from inference.sampling import SamplingParams
 from inference.worker import Request
-from pipeline.prompts import read_prompts
+from pipeline.prompts import Prompt, read_prompts
 from pipeline.settings import Settings
-from pipeline.wiring import open_target, start_worker
+from pipeline.wiring import RunningWorker, open_log, open_target, start_worker
+from schemas import checks
+
+
+class UnsentEventsError(Exception):
+    """Answers were written, but what they taught did not reach the event log."""
 
 
 def serve_prompts(
@@ -29,6 +35,8 @@ def serve_prompts(
 ) -> None:
     """Serve every prompt of a file in order, until ``stop`` is set.
 
+    A prompt that does not fit the target's context is named and left out.
+
     Args:
         settings: Of the worker.
         path: The prompts.
@@ -38,26 +46,46 @@ def serve_prompts(
         stop: Ends the run after the present round.
         console: Where progress goes.
         out: Where the answers go.
+
+    Raises:
+        UnsentEventsError: If events could not be sent; every answer has been written.
     """
     prompts = read_prompts(path)
-    target = open_target(settings, progress=console.log)
-    running = start_worker(settings, target)
-    consenting = settings.content.consenting_streams
+    if stream:
+        checks.identifier("--stream", stream)
+    # A log that cannot be written is told before the model costs its time, and not by every event.
+    open_log(settings).close()
+    with console.status("loading the target"):
+        target = open_target(settings, progress=console.log)
+        running = start_worker(settings, target)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     try:
-        for prompt in track(prompts, "serving", console=console):
-            key = stream or prompt.domain
-            request = Request(
-                request_id=uuid.uuid4().hex,
-                stream=key,
-                prompt_token_ids=target.encode(prompt.text),
-                params=SamplingParams(max_tokens=max_tokens, temperature=temperature),
-                has_consent=key in consenting,
-            )
-            completion = running.worker.serve(request, is_aborted=stop.is_set)
-            out.print(completion.text, markup=False, highlight=False)
+        for number, prompt in enumerate(track(prompts, "serving", console=console), start=1):
             if stop.is_set():
                 break
+            request = _request(settings, running, prompt, stream or prompt.domain, params)
+            try:
+                completion = running.worker.serve(request, is_aborted=stop.is_set)
+            except PromptTooLongError as error:
+                console.print(f"prompt {number} of {len(prompts)} left out: {error}")
+            else:
+                out.print(completion.text, markup=False, highlight=False, soft_wrap=True)
     finally:
-        unsent = running.close()
-        if unsent:
-            console.print(f"{unsent} events could not be sent")
+        num_unsent = running.close()
+    if num_unsent:
+        raise UnsentEventsError(
+            f"{num_unsent} events could not be sent to the event log: the answers are complete, "
+            "but nothing will be learned from those events; see the warnings above"
+        )
+
+
+def _request(
+    settings: Settings, running: RunningWorker, prompt: Prompt, stream: str, params: SamplingParams
+) -> Request:
+    return Request(
+        request_id=uuid.uuid4().hex,
+        stream=stream,
+        prompt_token_ids=running.worker.target.encode(prompt.text),
+        params=params,
+        has_consent=stream in settings.content.consenting_streams,
+    )

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from pipeline.settings import Settings, SettingsError, load_settings
 
@@ -177,15 +178,19 @@ def main() -> None:
     """Run the command line."""
     # Nothing may ask a model hub; what is not on this machine is an error, not a download.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Their bars would break up our own.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s: %(message)s"
     )
     try:
-        app()
+        app(prog_name="draftloop")
     except Exception as error:
         if not _is_known(error):
             raise
-        console.print(f"[red]draftloop:[/red] {error}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[red]draftloop:[/red] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
 
 

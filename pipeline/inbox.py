@@ -33,6 +33,7 @@ class LogInbox:
 
     Attributes:
         num_refused: Releases that could not be loaded.
+        num_failed_looks: Looks at a log that could not be read.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class LogInbox:
         self._stop = threading.Event()
         self._has_looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+        self._is_cut_off = False
         self.num_refused = 0
+        self.num_failed_looks = 0
 
     def start(self, wait_seconds: float = 30.0) -> None:
-        """Begin to follow; returns after the first look, or after ``wait_seconds`` without one."""
+        """Begin to follow; returns after the first look, failed or not, or after ``wait_seconds``."""
         self._thread.start()
         self._has_looked.wait(wait_seconds)
 
@@ -86,13 +89,20 @@ class LogInbox:
                     log = self._open_log()
                     policies, releases = PolicyFollower(log), ReleaseFollower(log)
                 self._look(policies, releases)
-                self._has_looked.set()
+                self._is_cut_off = False
             except EventLogError as error:
-                # Serving goes on with what it has; the log may come back.
-                logger.warning("the inbox cannot read the event log: %s", error)
+                self._bear(error)
+            self._has_looked.set()
             self._stop.wait(self._poll_seconds)
         if log is not None:
             log.close()
+
+    def _bear(self, error: EventLogError) -> None:
+        """Go on with what there is; the log may come back. One outage is one warning."""
+        self.num_failed_looks += 1
+        if not self._is_cut_off:
+            logger.warning("the inbox cannot read the event log and will try again: %s", error)
+        self._is_cut_off = True
 
     def _look(self, policies: PolicyFollower, releases: ReleaseFollower) -> None:
         for policy in policies.poll():

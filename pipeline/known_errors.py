@@ -7,6 +7,7 @@ from inference.drafters.causal_lm import VocabularyMismatchError
 from inference.engine import PromptTooLongError
 from inference.model_files import ModelFilesError
 from pipeline.archiver import ArchiverError
+from pipeline.batch import UnsentEventsError
 from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
 from pipeline.eventlog.ports import EventLogError
@@ -29,5 +30,6 @@ KNOWN_ERRORS = (
     PromptsError,
     ReplayError,
     RollbackUnsupportedError,
+    UnsentEventsError,
     VocabularyMismatchError,
 )

@@ -17,9 +17,9 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings import SettingsError as SourceError
 
@@ -46,6 +46,16 @@ def _policy_name(value: str) -> str:
     if value not in policy_names() and not re.fullmatch(r"fixed:.+", value):
         raise ValueError(f"expected one of {', '.join(policy_names())}, fixed:<drafter>")
     return value
+
+
+def _pool(drafters: tuple[DrafterSettings, ...]) -> tuple[DrafterSettings, ...]:
+    ids = [one.drafter_id for one in drafters]
+    repeated = sorted({one for one in ids if ids.count(one) > 1})
+    if repeated:
+        raise ValueError(f"drafter_id {repeated[0]!r} stands twice, expected distinct ones")
+    if not ids:
+        raise ValueError("expected at least one drafter")
+    return drafters
 
 
 def _expanded(value: Path) -> Path:
@@ -93,6 +103,12 @@ class DrafterSettings(Section):
     """Positions of past traffic that training draws from: few follow, many remember (`hydra`)."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the untrained weights (`hydra`)."""
+
+    @model_validator(mode="after")
+    def _has_a_path(self) -> Self:
+        if self.kind == "causal_lm" and not self.path:
+            raise ValueError(f"drafter {self.drafter_id!r}: expected path, the folder of its model")
+        return self
 
 
 DEFAULT_POOL = (
@@ -193,13 +209,24 @@ class Settings(Section):
     """Folder of converted models; unset = the user's cache folder."""
     event_log: EventLogSettings = EventLogSettings()
     model: ModelSettings = ModelSettings()
-    drafters: tuple[DrafterSettings, ...] = DEFAULT_POOL
+    drafters: Annotated[tuple[DrafterSettings, ...], AfterValidator(_pool)] = DEFAULT_POOL
     """The pool, as `[[drafters]]` tables; their order is the order of every array."""
     worker: WorkerSettings = WorkerSettings()
     learner: LearnerSettings = LearnerSettings()
     archiver: ArchiverSettings = ArchiverSettings()
     content: ContentSettings = ContentSettings()
     features: FeatureSettings = FeatureSettings()
+
+    @model_validator(mode="after")
+    def _policy_names_a_drafter(self) -> Self:
+        kind, _, drafter = self.worker.policy.partition(":")
+        ids = [one.drafter_id for one in self.drafters]
+        if kind == "fixed" and drafter not in ids:
+            raise ValueError(
+                f"worker.policy = {self.worker.policy!r}: expected one of the drafters "
+                f"{', '.join(ids)}"
+            )
+        return self
 
 
 class _Environment(BaseSettings, Settings):  # type: ignore[misc]  # two kinds of model_config
@@ -342,8 +369,10 @@ def _one_line(error: ValidationError, file: Path | None) -> str:
     if first["type"] == "extra_forbidden":
         known = {known.name for known in setting_keys()} | set(Settings.model_fields)
         return f"{file}: {key} is no setting; {_closest(key, known)}"
-    value = _shown(first["input"])
     allowed = first["msg"].removeprefix("Value error, ")
+    if not path:  # two keys contradict each other
+        return f"{file or 'settings'}: {allowed}"
+    value = _shown(first["input"])
     return f"{_place(path, file)}: {key} = {value}: {allowed}"
 
 
