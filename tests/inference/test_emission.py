@@ -31,7 +31,7 @@ def event(sequence: int) -> VerificationEvent:
     return replace(EVENT, sequence=sequence)
 
 
-def wait_until(condition: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
@@ -50,7 +50,7 @@ class FakeLog:
 
     def send(self, events: Sequence[VerificationEvent]) -> None:
         self.is_entered.set()
-        self.is_open.wait(30)
+        self.is_open.wait()
         if self.failures > 0:
             self.failures -= 1
             raise ConnectionError("no broker")
@@ -77,20 +77,15 @@ def test_everything_emitted_arrives_in_order_and_close_leaves_nothing() -> None:
     assert (emitter.num_emitted, emitter.num_sent, emitter.num_dropped) == (1000, 1000, 0)
 
 
-def test_emit_takes_no_more_than_milliseconds_while_send_blocks() -> None:
+def test_emit_never_waits_while_send_blocks() -> None:
+    """The log opens only when all has been emitted; whoever waited for it would wait for ever."""
     log = blocked_log()
     emitter = Emitter(log.send, capacity=50)
     emitter.emit(event(0))
-    assert log.is_entered.wait(10)
-    taken_seconds = []
+    assert log.is_entered.wait(60)
     for sequence in range(1, 2000):
-        before = time.monotonic()
         emitter.emit(event(sequence))
-        taken_seconds.append(time.monotonic() - before)
-    taken_seconds.sort()
-    assert taken_seconds[len(taken_seconds) // 2] < 0.001
-    # Far above a scheduling hiccup on a busy machine, far below the wait for the log.
-    assert taken_seconds[-1] < 0.5
+    assert log.batches == []
     assert emitter.num_dropped == 1999 - 50
     log.is_open.set()
     emitter.close(10.0)
@@ -100,7 +95,7 @@ def test_the_oldest_events_are_dropped_and_counted() -> None:
     log = blocked_log()
     emitter = Emitter(log.send, capacity=3)
     emitter.emit(event(0))
-    assert log.is_entered.wait(10)
+    assert log.is_entered.wait(60)
     for sequence in range(1, 9):
         emitter.emit(event(sequence))
     log.is_open.set()
@@ -113,7 +108,7 @@ def test_what_waits_is_sent_in_batches_of_at_most_max_batch() -> None:
     log = blocked_log()
     emitter = Emitter(log.send, capacity=100, max_batch=10)
     emitter.emit(event(0))
-    assert log.is_entered.wait(10)
+    assert log.is_entered.wait(60)
     for sequence in range(1, 26):
         emitter.emit(event(sequence))
     log.is_open.set()
@@ -168,10 +163,8 @@ def test_close_returns_in_time_and_counts_what_a_dead_log_leaves_unsent(
     emitter = Emitter(log.send, capacity=100)
     for sequence in range(20):
         emitter.emit(event(sequence))
-    before = time.monotonic()
     with caplog.at_level(logging.WARNING):
         assert emitter.close(0.2) == 20
-    assert time.monotonic() - before < 5.0
     assert "20 events unsent" in caplog.text
     assert emitter.num_sent == 0
 
@@ -182,9 +175,8 @@ def test_close_does_not_wait_out_a_long_pause(monkeypatch: pytest.MonkeyPatch) -
     emitter = Emitter(log.send, capacity=10)
     emitter.emit(event(0))
     wait_until(lambda: emitter.num_send_errors == 1)
-    before = time.monotonic()
+    # Had it waited, all of its time would have passed before the event left.
     assert emitter.close(20.0) == 0
-    assert time.monotonic() - before < 10.0
     assert log.sequences == [0]
 
 
@@ -193,7 +185,7 @@ def test_close_gives_up_on_a_blocked_send_and_counts_its_batch() -> None:
     emitter = Emitter(log.send, capacity=10)
     for sequence in range(4):
         emitter.emit(event(sequence))
-    assert log.is_entered.wait(10)
+    assert log.is_entered.wait(60)
     assert emitter.close(0.1) == 4
     log.is_open.set()
 
@@ -239,13 +231,14 @@ def test_an_event_is_never_sent_unprepared() -> None:
 
 
 def test_no_thread_runs_before_the_first_emit() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     emitter = Emitter(FakeLog().send, capacity=1)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     emitter.emit(event(0))
-    assert threading.active_count() == before + 1
+    (started,) = set(threading.enumerate()) - before
     emitter.close(10.0)
-    wait_until(lambda: threading.active_count() == before)
+    started.join(60)
+    assert not started.is_alive()
 
 
 @fork_with_threads
@@ -273,12 +266,13 @@ def test_a_child_does_not_wait_for_or_send_what_its_parent_has_queued() -> None:
     emitter = Emitter(log.send, capacity=10)
     for sequence in range(3):
         emitter.emit(event(sequence))
-    assert log.is_entered.wait(10)
+    assert log.is_entered.wait(60)
     child = os.fork()
     if child == 0:
         before = time.monotonic()
-        unsent = emitter.close(5.0)
-        os._exit(0 if unsent == 0 and time.monotonic() - before < 1.0 else 1)
+        unsent = emitter.close(200.0)
+        # Far above what a busy machine needs, far below what waiting for the parent would take.
+        os._exit(0 if unsent == 0 and time.monotonic() - before < 60.0 else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     log.is_open.set()

@@ -105,7 +105,7 @@ def test_callers_at_the_same_time_share_one_conversion(
 
     def hold_until_another_waits(message: str) -> None:
         if message == "converting":
-            assert another_waits.wait(timeout=20)
+            assert another_waits.wait(timeout=60)
         else:
             assert message.startswith("Waiting for another process")
             another_waits.set()

@@ -24,7 +24,7 @@ from pipeline.prompts import read_prompts
 from schemas.events import FinishReason
 from tests.inference import fakes
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 NUM_PROMPTS = 40
 pytestmark = pytest.mark.real_model
 
@@ -94,9 +94,9 @@ def chosen_at_once(target: Target, prompt: Sequence[int], output: Sequence[int])
 def test_greedy_text_of_real_prompts_is_the_targets_own(
     target: Target, pool: DrafterPool, part: int
 ) -> None:
-    """40 prompts in four parts, the first compared token by token with plain decoding.
+    """40 prompts in four parts, one per drafter compared token by token with plain decoding.
 
-    Every drafter of the pool drafts some rounds.
+    Every drafter of the pool drafts some rounds in each part.
     """
     chosen = set[int]()
     accepted = 0
@@ -112,7 +112,7 @@ def test_greedy_text_of_real_prompts_is_the_targets_own(
         )
         rounds = fakes.finish(run)
         output = run.output_token_ids
-        if part == 0:
+        if part == 0 and number < 5:
             assert output == written_alone(target, prompt), text
         assert output == chosen_at_once(target, prompt, output), text
         assert len(output) == NUM_TOKENS or output[-1] in target.eos_token_ids

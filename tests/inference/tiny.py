@@ -46,6 +46,7 @@ def tiny_llama(
     vocab_size: int = VOCAB_SIZE,
     context_length: int = 256,
     eos_token_id: int | None = None,
+    num_layers: int = 2,
     dtype: torch.dtype = torch.float32,
 ) -> Target:
     """Return a Llama with full attention; without an end-of-sequence token unless one is given."""
@@ -53,7 +54,7 @@ def tiny_llama(
         vocab_size=vocab_size,
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=context_length,

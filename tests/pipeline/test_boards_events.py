@@ -60,10 +60,11 @@ def test_polling_waits_no_longer_than_asked_and_no_longer_than_needed(log: Event
     source = LogEventSource(log, [0])
     before = time.monotonic()
     assert source.poll(0.05) == []
-    assert 0.04 < time.monotonic() - before < 5.0
+    assert time.monotonic() - before > 0.04
     timer = threading.Timer(0.1, log.append, (VERIFICATION_EVENTS, [message(0)]))
     timer.start()
-    assert [r.offset for r in source.poll(30.0)] == [0]
+    # No test may take this long: the poll must end when the message arrives.
+    assert [r.offset for r in source.poll(1000.0)] == [0]
     timer.join()
 
 
@@ -91,7 +92,7 @@ def test_waiting_on_several_partitions_notices_a_message_in_any(tmp_path: Path) 
         args = (VERIFICATION_EVENTS, [message(index, stream=f"stream-{index}")])
         timer = threading.Timer(0.05, log.append, args)
         timer.start()
-        assert [r.event.sequence for r in source.poll(30.0)] == [index]
+        assert [r.event.sequence for r in source.poll(1000.0)] == [index]
         timer.join()
     log.close()
 

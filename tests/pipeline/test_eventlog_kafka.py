@@ -23,6 +23,8 @@ from pipeline.eventlog.ports import EventLogError, Message, TopicSpec
 from tests.integration.broker import BOOTSTRAP_VARIABLE, free_port, own_broker
 
 COMPACTION_SECONDS = 20.0
+LEFT_TO_ITSELF_SECONDS = 25.0
+"""The client would try for 30 s; the log asks for a second or less."""
 
 T = TypeVar("T")
 
@@ -154,13 +156,13 @@ def test_invalid_topic_name_is_refused_in_one_line(log: KafkaEventLog) -> None:
 def test_invalid_address_is_refused_with_the_address_and_the_cure() -> None:
     port = free_port()
     log = KafkaEventLog([f"127.0.0.1:{port}"], timeout_seconds=0.5)
-    num_threads = threading.active_count()
+    threads = set(threading.enumerate())
     start = time.monotonic()
     for _ in range(2):
         with pytest.raises(EventLogError, match=rf"Kafka at 127\.0\.0\.1:{port}: .*start the brok"):
             log.num_partitions("topic")
-    assert time.monotonic() - start < 10
-    assert threading.active_count() == num_threads
+    assert time.monotonic() - start < LEFT_TO_ITSELF_SECONDS
+    assert set(threading.enumerate()) <= threads
     log.close()
 
 
@@ -184,7 +186,7 @@ def test_a_broker_that_goes_away_is_reported_and_used_again_once_it_is_back(
         start = time.monotonic()
         with pytest.raises(EventLogError, match=rf"Kafka at {servers}"):
             call()
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < LEFT_TO_ITSELF_SECONDS
     with own_broker(tmp_path, port):
         message = Message(key=b"k", value=b"back")
         _until_answered(lambda: log.append(topic, [message]))
@@ -196,7 +198,7 @@ def test_a_broker_that_goes_away_is_reported_and_used_again_once_it_is_back(
 
 def _until_answered(call: Callable[[], T]) -> T:
     """Try again until the broker answers, as a service does."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             return call()

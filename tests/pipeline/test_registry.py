@@ -230,7 +230,7 @@ def test_of_two_publishers_at_once_one_wins_and_the_other_is_told(root: str) -> 
 
     def publish(fill: float) -> None:
         mine = DrafterRegistry(root)
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             stored.append(mine.write("head-a", 5, weights(fill), {"fill": fill}))
         except ArtifactError as error:

@@ -256,11 +256,11 @@ def test_two_hundred_thousand_windows_take_seconds(tmp_path: Path) -> None:
         for i in range(100)
     ]
     write_log(tmp_path, log(events), rows_per_file=10)
-    began = time.perf_counter()
+    began = time.process_time()
     summary = analyse(tmp_path, np.random.default_rng(0)).summary
     assert summary.num_windows == 199_800
-    # About two seconds on one idle core; the bound leaves room for a loaded machine.
-    assert time.perf_counter() - began < 20.0
+    # About two seconds of this process, however busy the machine is with others.
+    assert time.process_time() - began < 20.0
 
 
 def test_invalid_policy_is_refused_before_the_log_is_read_to_its_end(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_many_steps_keep_one_entry_per_parameter_and_no_memory() -> None:
             strict.step(distance_to(3.0))
     assert len(strict._optimizer.state) == len(update._optimizer.state) == len(weights())
     del strict
-    assert num_tensors() == before
+    assert num_tensors() <= before
     assert sorted(update.state()) == sorted(
         f"{key}.{name}" for key in ("weight", "exp_avg", "exp_avg_sq", "step") for name in weights()
     )
