@@ -280,6 +280,8 @@ class Archiver:
                 event = decode_verification_event(stored.message.value)
             except ContractError as error:
                 letters.append(DeadLetter(topic=self._topic, stored=stored, reason=str(error)))
+                place = f"{self._topic}/{stored.partition} offset {stored.offset}"
+                logger.warning("%s, set aside: %s", place, error)
                 continue
             rows.append(
                 LoggedEvent(

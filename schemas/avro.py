@@ -65,7 +65,8 @@ class SchemaTable:
         schema = self.by_id.get(schema_id)
         if schema is None:
             known = ", ".join(map(str, sorted(self.by_id)))
-            raise ContractError("schema_id", found=schema_id, expected=f"one of {known}")
+            expected = f"one of {known}; if it is newer, upgrade Draftloop"
+            raise ContractError("schema_id", found=schema_id, expected=expected)
         if schema.message_name != message_name:
             raise ContractError(
                 "schema_id",

@@ -202,7 +202,7 @@ def test_invalid_log_of_a_newer_schema_is_set_aside_and_named(shell: Shell) -> N
         (letter,) = log.read(DEAD_LETTERS, 0, 0)
         assert letter.message.value == newer
     rows = pq.read_table(shell.run.events)
-    assert rows["log_offset"].to_pylist() == [0, 2]
+    assert rows["offset"].to_pylist() == [0, 2]
 
 
 def test_invalid_policy_of_a_newer_schema_is_told_and_serving_goes_on(shell: Shell) -> None:
