@@ -62,9 +62,11 @@ class OnlineGradient:
 
     def __init__(self, weights: Weights, settings: OnlineGradientSettings) -> None:
         self._settings = settings
+        # The gradient's norm is a sum over parameters; files do not keep their order, and another
+        # order is another last bit.
         self._weights = {
-            name: torch.nn.Parameter(tensor.detach().float().clone())
-            for name, tensor in weights.items()
+            name: torch.nn.Parameter(weights[name].detach().float().clone())
+            for name in sorted(weights)
         }
         self._optimizer = torch.optim.AdamW(
             list(self._weights.values()),

@@ -133,6 +133,24 @@ def test_a_restored_state_goes_on_bit_for_bit() -> None:
     assert same(whole.state(), restored.state())
 
 
+def test_the_order_of_parameters_does_not_matter_to_the_last_bit() -> None:
+    """Files give tensors back in an order of their own."""
+    generator = torch.Generator().manual_seed(3)
+    first = {
+        name: torch.randn(size, generator=generator)
+        for name, size in (("mix", 501), ("out", 302), ("gain", 17), ("bias", 5))
+    }
+
+    def loss(found: Weights) -> torch.Tensor:
+        return torch.stack([found[name].square().sum() for name in sorted(found)]).sum()
+
+    reordered = {name: first[name] for name in reversed(first)}
+    ours, theirs = (OnlineGradient(x, OnlineGradientSettings()) for x in (first, reordered))
+    for _ in range(20):
+        assert ours.step(loss) == theirs.step(loss)
+    assert same(ours.weights, theirs.weights)
+
+
 def test_the_step_size_is_that_of_the_settings_also_after_a_restore() -> None:
     update = OnlineGradient(weights(), OnlineGradientSettings(learning_rate=1e-2))
     for _ in range(5):
