@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import track
 from inference.engine import PromptTooLongError
 from inference.sampling import SamplingParams
 from inference.worker import Request
+from pipeline.locks import only_one
 from pipeline.prompts import Prompt, read_prompts
 from pipeline.settings import Settings
 from pipeline.wiring import RunningWorker, open_log, open_target, start_worker
@@ -48,6 +50,7 @@ def serve_prompts(
         out: Where the answers go.
 
     Raises:
+        LockError: If another worker of this name is at work on the data folder.
         UnsentEventsError: If events could not be sent; every answer has been written.
     """
     prompts = read_prompts(path)
@@ -55,10 +58,25 @@ def serve_prompts(
         checks.identifier("--stream", stream)
     # A log that cannot be written is told before the model costs its time, and not by every event.
     open_log(settings).close()
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    # Events of two workers of one name look like repetitions, and are learned from by half.
+    worker_id = settings.worker.worker_id
+    with only_one(settings.data, f"worker {worker_id}", cure="set another worker.worker_id"):
+        _serve(settings, prompts, stream, params, stop, console, out)
+
+
+def _serve(
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    stream: str,
+    params: SamplingParams,
+    stop: threading.Event,
+    console: Console,
+    out: Console,
+) -> None:
     with console.status("loading the target"):
         target = open_target(settings, progress=console.log)
         running = start_worker(settings, target)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     try:
         for number, prompt in enumerate(track(prompts, "serving", console=console), start=1):
             if stop.is_set():

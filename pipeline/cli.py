@@ -85,13 +85,16 @@ def demo(
 @app.command(epilog="Example: [bold]draftloop learner --config draftloop.toml[/bold]")
 def learner(config: ConfigOption = None) -> None:
     """Learn selection and weights from verification events until told to stop."""
+    from pipeline.locks import only_one
     from pipeline.wiring import build_learner, open_log
 
     settings = _settings(config)
     stop = _stop_on_signals()
     log = open_log(settings)
     try:
-        build_learner(settings, log, progress=console.log).run(stop.is_set)
+        # Two would both train and number every version.
+        with only_one(settings.data, "learner", cure="end it, or use another data folder"):
+            build_learner(settings, log, progress=console.log).run(stop.is_set)
     finally:
         log.close()
 

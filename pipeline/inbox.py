@@ -59,7 +59,7 @@ class LogInbox:
         self.num_failed_looks = 0
 
     def start(self, wait_seconds: float = 30.0) -> None:
-        """Begin to follow; returns after the first look, failed or not, or after ``wait_seconds``."""
+        """Begin to follow; returns after the first look, at the latest after ``wait_seconds``."""
         self._thread.start()
         self._has_looked.wait(wait_seconds)
 

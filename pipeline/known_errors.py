@@ -12,6 +12,7 @@ from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
 from pipeline.eventlog.ports import EventLogError
 from pipeline.json_files import OutputError
+from pipeline.locks import LockError
 from pipeline.prompts import PromptsError
 from pipeline.storage import ArtifactError
 from replay.errors import ReplayError
@@ -23,6 +24,7 @@ KNOWN_ERRORS = (
     ContractError,
     DemoError,
     EventLogError,
+    LockError,
     ModelFilesError,
     OutputError,
     OutputsDifferError,

@@ -36,7 +36,7 @@ from pipeline.eventlog.ports import EventLog
 from pipeline.features import FeatureRecorder, RecordedFeatures
 from pipeline.inbox import LogInbox
 from pipeline.registry import DrafterRegistry
-from pipeline.settings import Settings
+from pipeline.settings import Settings, SettingsError
 from schemas.events import VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 
@@ -168,7 +168,8 @@ def build_learner(
     """Build the learner; heads of the pool that were never released are released untrained."""
     one = settings.learner
     heads = [drafter for drafter in settings.drafters if drafter.kind == "hydra"]
-    trainer = _trainer(settings, log, progress) if heads and one.steps_per_event else None
+    is_training = heads and one.steps_per_event and settings.worker.num_speculative_tokens
+    trainer = _trainer(settings, log, progress) if is_training else None
     return PolicyLearner(
         LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))),
         LogPolicyBoard(log, source=one.learner_id),
@@ -188,8 +189,7 @@ def _trainer(settings: Settings, log: EventLog, progress: Progress | None) -> On
     registry = DrafterRegistry(str(settings.data))
     board = LogReleaseBoard(log, source=settings.learner.learner_id)
     loader = HeadLoader(target, registry)
-    text = settings.learner.draft_vocabulary_text
-    texts = text.read_text(encoding="utf-8").splitlines() if text else []
+    texts = _draft_vocabulary_texts(settings.learner.draft_vocabulary_text)
     released = {release.drafter_id: release for release in board.read_all()}
     fresh = loader.rows_of(
         draft_vocabulary(target, texts, size=settings.learner.draft_vocabulary_size)
@@ -216,6 +216,18 @@ def _trainer(settings: Settings, log: EventLog, progress: Progress | None) -> On
         RecordedFeatures(str(settings.data)),
         target_fingerprint=target.fingerprint,
     )
+
+
+def _draft_vocabulary_texts(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"learner.draft_vocabulary_text = {str(path)!r}: cannot be read ({error}): "
+            "name a text file in UTF-8, or unset it"
+        ) from error
 
 
 def training_settings(settings: Settings, memory_positions: int) -> TrainingSettings:

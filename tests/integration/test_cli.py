@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.boards import LogReleaseBoard
 from pipeline.eventlog.ports import Message
+from pipeline.locks import only_one
 from pipeline.registry import DrafterRegistry
 from pipeline.wiring import open_log
 from schemas.codec import encode
@@ -69,9 +70,9 @@ def shell(commands: Commands, model: Path, tmp_path: Path) -> Shell:
 
 
 def _written(folder: Path) -> list[str]:
-    """Return what a refused command has left in the data folder, the empty event log apart."""
-    paths = (path.relative_to(folder) for path in (folder / "data").rglob("*"))
-    return [str(path) for path in paths if "eventlog.sqlite" not in path.name]
+    """Return what a refused command has left in the data folder, but the empty log and locks."""
+    names = (path.name for path in (folder / "data").rglob("*"))
+    return [name for name in names if not re.match(r"eventlog\.sqlite|_.*\.lock$", name)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -279,3 +280,34 @@ def _stopped_when(
 def _releases(run: TinyRun) -> list[DrafterReleased]:
     with closing(open_log(run.settings)) as log:
         return list(LogReleaseBoard(log, source="test").read_all())
+
+
+def test_invalid_second_learner_of_a_data_folder_is_refused(shell: Shell) -> None:
+    learner = shell.commands.start(shell.run.folder, "learner")
+    try:
+        wait_until(lambda: len(_releases(shell.run)) == 2)
+        line = shell.refusal("learner")
+        assert "another learner is at work here; end it" in line
+    finally:
+        learner.send_signal(signal.SIGTERM)
+        assert learner.wait() == 0
+
+
+def test_invalid_second_worker_of_a_name_is_refused(shell: Shell) -> None:
+    with only_one(shell.run.settings.data, "worker worker-0", cure=""):
+        line = shell.refusal(*SERVE)
+        assert "another worker worker-0 is at work here; set another worker.worker_id" in line
+        assert shell(*SERVE, DRAFTLOOP_WORKER__WORKER_ID="worker-1")[0] == 0
+
+
+def test_without_speculation_the_learner_learns_and_trains_nothing(shell: Shell) -> None:
+    plain = {"DRAFTLOOP_WORKER__NUM_SPECULATIVE_TOKENS": "0"}
+    assert shell(*SERVE, **plain)[0] == 0
+    learner = shell.commands.start(shell.run.folder, "learner", environment=plain)
+    try:
+        with closing(open_log(shell.run.settings)) as log:
+            wait_until(lambda: log.end_offset(POLICIES, 0) >= 3)
+    finally:
+        learner.send_signal(signal.SIGTERM)
+        assert learner.wait() == 0
+    assert _releases(shell.run) == []
