@@ -18,8 +18,8 @@ from pipeline.eventlog.ports import Message
 from pipeline.locks import only_one
 from pipeline.registry import DrafterRegistry
 from pipeline.wiring import open_log
-from schemas.codec import encode
-from schemas.events import DrafterReleased
+from schemas.codec import decode_verification_event, encode
+from schemas.events import DrafterReleased, FinishReason
 from schemas.topics import DEAD_LETTERS, POLICIES, VERIFICATION_EVENTS
 from tests.integration.commands import Commands, open_commands
 from tests.integration.tiny_run import TinyRun, save_tiny_model, wait_until
@@ -256,6 +256,23 @@ def test_a_prompt_beyond_the_context_is_named_and_the_others_are_answered(shell:
     status, output, complaint = shell(*SERVE)
     assert (status, len(output.splitlines())) == (0, 2)
     assert "prompt 2 of 3 left out: 400 prompt tokens, context 256" in complaint
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_is_stopped_reports_what_it_has_served(shell: Shell, number: int) -> None:
+    run = TinyRun.make(shell.run.folder, Path(shell.run.settings.model.path), num_prompts=60)
+    worker = shell.commands.start(run.folder, *SERVE[:3], "--max-tokens", "200")
+    with closing(open_log(run.settings)) as log:
+        wait_until(lambda: log.end_offset(VERIFICATION_EVENTS, 0) > 0)
+        worker.send_signal(number)
+        assert worker.wait() == 0
+        answers, complaint = run.output("worker")
+        assert len(answers.splitlines()) < 60
+        assert "Traceback" not in complaint
+        stored = log.read(VERIFICATION_EVENTS, 0, 0)
+        last = decode_verification_event(stored[-1].message.value)
+        assert last.is_final
+        assert last.finish_reason in (FinishReason.ABORTED, FinishReason.LENGTH)
 
 
 def _serve_and_archive(shell: Shell) -> None:

@@ -82,7 +82,8 @@ def _play(run: TinyRun, start: Start) -> Turn:
         try:
             wait_until(lambda: len(LogReleaseBoard(log, source="test").read_all()) == len(HEADS))
             for worker in ("first worker", "second worker"):
-                statuses[worker] = start(*SERVE).wait()
+                sampling = ("--temperature", "0.8") if worker == "second worker" else ()
+                statuses[worker] = start(*SERVE, *sampling).wait()
                 wait_until(lambda: _is_learned(log))
         finally:
             for name, service in services.items():

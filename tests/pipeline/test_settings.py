@@ -113,6 +113,10 @@ def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
         ('[worker]\npolicy = "x"', ["worker.policy = 'x'", "normal_hedge", "fixed:<drafter>"]),
         ('[worker]\nworker_id = "../x"', ["worker.worker_id = '../x'"]),
         ("worker = 3", ["worker = 3"]),
+        ("drafters = []", ["at least one drafter"]),
+        (2 * '[[drafters]]\ndrafter_id = "a"\nkind = "none"\n', ["'a' stands twice"]),
+        ('[[drafters]]\ndrafter_id = "a"\nkind = "causal_lm"', ["drafter 'a': expected path"]),
+        ('[worker]\npolicy = "fixed:b"', ["'fixed:b'", "expected one of the drafters none, "]),
         ("[worker", ["not TOML", "Expected ']'"]),
     ],
 )
