@@ -103,7 +103,7 @@ def test_features_are_recorded_only_where_they_are_switched_on(
     assert serve(run.settings, target, stream="code")[0].content is not None
     assert list((run.settings.data / "features").rglob("*.safetensors"))
     run.edit_settings("enabled = true", "enabled = false")
-    run.edit_settings('data = "', 'data = "other-')
+    run.edit_settings('/data"', '/other"')
     (event, *_) = serve(run.settings, target, stream="code")
     assert event.content is not None
     assert event.content.features is None
