@@ -51,7 +51,7 @@ def demo(
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 96,
     phase_tokens: Annotated[
-        list[int] | None, typer.Option(help="Tokens per phase; repeat for more phases.")
+        list[int] | None, typer.Option(min=1, help="Tokens per phase; repeat for more phases.")
     ] = None,
     minutes: Annotated[
         float, typer.Option(min=0.0, help="Longest time of serving; 0 = no limit.")

@@ -27,7 +27,7 @@ from pipeline.boards import LogPolicyBoard
 from pipeline.demo_check import OutputCheck
 from pipeline.demo_view import DemoView
 from pipeline.json_files import write_json
-from pipeline.prompts import OWN_PROMPTS, Prompt, read_prompts
+from pipeline.prompts import OWN_PROMPTS, Prompt, PromptsError, read_prompts
 from pipeline.replaying import replay_log
 from pipeline.settings import (
     ArchiverSettings,
@@ -140,6 +140,11 @@ def demo_phases(
     domain_to_prompts: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         domain_to_prompts.setdefault(prompt.domain, []).append(prompt)
+    if phase_tokens != PHASE_TOKENS and len(phase_tokens) > len(domain_to_prompts):
+        raise PromptsError(
+            f"{len(phase_tokens)} --phase-tokens, but the prompts have "
+            f"{len(domain_to_prompts)} domains: {', '.join(domain_to_prompts)}"
+        )
     seconds = 60.0 * minutes or float("inf")
     return [
         Phase(
