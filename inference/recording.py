@@ -77,9 +77,9 @@ class _Segment:
     first_position: int
     rounds: list[Round] = field(default_factory=list)
     scored: list[ScoredBatch] = field(default_factory=list)
-    top_ids: list[NDArray[np.int32]] = field(default_factory=list)
-    top_log_probs: list[NDArray[np.float16]] = field(default_factory=list)
-    tail_mass: list[NDArray[np.float16]] = field(default_factory=list)
+    top_ids: list[torch.Tensor] = field(default_factory=list)
+    top_logits: list[torch.Tensor] = field(default_factory=list)
+    log_totals: list[torch.Tensor] = field(default_factory=list)
 
 
 class SegmentRecorder:
@@ -165,13 +165,12 @@ class SegmentRecorder:
         return event, hidden
 
     def _keep_top(self, logits: torch.Tensor) -> None:
+        """Keep what a round must not wait for; the rest is computed once per segment."""
         wide = logits.float()
         largest, token_ids = top_tokens(wide, self._facts.num_kept_tokens)
-        log_probs = largest - wide.logsumexp(-1, keepdim=True)
-        tail = (1.0 - log_probs.exp().sum(-1)).clamp(0.0, 1.0)
-        self._segment.top_ids.append(token_ids.cpu().numpy().astype(np.int32))
-        self._segment.top_log_probs.append(log_probs.cpu().numpy().astype(np.float16))
-        self._segment.tail_mass.append(tail.cpu().numpy().astype(np.float16))
+        self._segment.top_ids.append(token_ids.cpu())
+        self._segment.top_logits.append(largest.cpu())
+        self._segment.log_totals.append(wide.logsumexp(-1, keepdim=True).cpu())
 
     def _windows(self, num_drafters: int) -> ScoredWindows:
         shape = (0, self._facts.num_speculative_tokens, num_drafters)
@@ -190,17 +189,20 @@ class SegmentRecorder:
         )
 
     def _content(self) -> Content:
-        tokens, segment, kept = self._trajectory.token_ids, self._segment, self._facts
+        tokens, segment = self._trajectory.token_ids, self._segment
         prompt = tokens[: self._trajectory.num_prompt_tokens] if self._segment_index == 0 else []
-        empty = np.empty((0, kept.num_kept_tokens))
+        none = torch.empty((0, self._facts.num_kept_tokens))
+        log_probs = torch.cat([none, *segment.top_logits]) - torch.cat(
+            [none[:, :1], *segment.log_totals]
+        )
+        tail = (1.0 - log_probs.exp().sum(-1)).clamp(0.0, 1.0)
+        top_ids = torch.cat([none.long(), *segment.top_ids])
         return Content(
             prompt_token_ids=np.array(prompt, dtype=np.int32),
             token_ids=np.array(tokens[segment.first_position :], dtype=np.int32),
-            target_top_token_ids=np.concatenate([empty.astype(np.int32), *segment.top_ids]),
-            target_top_log_probabilities=np.concatenate(
-                [empty.astype(np.float16), *segment.top_log_probs]
-            ),
-            target_tail_mass=np.concatenate([np.empty(0, np.float16), *segment.tail_mass]),
+            target_top_token_ids=top_ids.numpy().astype(np.int32),
+            target_top_log_probabilities=log_probs.numpy().astype(np.float16),
+            target_tail_mass=tail.numpy().astype(np.float16),
         )
 
 
