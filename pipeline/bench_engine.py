@@ -139,14 +139,10 @@ def _measure(
     best = heads.drafters[-1]
     passes, shares = PassCounter(target), Shares()
     ways = {name: Way(name) for name in ("plain", "hf_prompt_lookup", "head", "worker")}
+    plain_greedy(target, target.encode(prompts[0]), params)  # warm caches belong to nobody
     with _worker(target, heads) as worker:
         for index, prompt in enumerate(track(prompts, "decoding in four ways", console=console)):
             ids = target.encode(prompt)
-            ways["plain"].measure(passes, partial(_plain, target, ids, params))
-            ways["hf_prompt_lookup"].measure(
-                passes, partial(_hf_prompt_lookup, target, ids, params)
-            )
-            ways["head"].measure(passes, partial(_with_one_head, target, best, ids, params))
             request = Request(
                 request_id=f"bench-{index}",
                 stream="bench",
@@ -154,7 +150,16 @@ def _measure(
                 params=params,
                 has_consent=True,
             )
-            ways["worker"].measure(passes, partial(_with_worker, worker, request, shares))
+            decoders: list[tuple[str, Callable[[], Sequence[int]]]] = [
+                ("plain", partial(_plain, target, ids, params)),
+                ("hf_prompt_lookup", partial(_hf_prompt_lookup, target, ids, params)),
+                ("head", partial(_with_one_head, target, best, ids, params)),
+                ("worker", partial(_with_worker, worker, request, shares)),
+            ]
+            # Each way is the first as often as the others, whatever the machine is up to.
+            for turn in range(len(decoders)):
+                name, decode = decoders[(turn + index) % len(decoders)]
+                ways[name].measure(passes, decode)
         shares.emit_seconds = worker.emission_seconds
     return ways, shares
 
