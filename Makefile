@@ -25,7 +25,7 @@ demo: $(STAMP) ## Watch drafters learn from traffic on a real model, then read t
 	$(BIN)/draftloop demo
 
 test: $(STAMP) ## Run every test; ARGS="tests/learner -x" narrows it
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types and import rules
 	$(BIN)/ruff format --check .
