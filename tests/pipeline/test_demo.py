@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.demo import STREAM, DemoOptions, demo_phases, demo_settings
-from pipeline.prompts import Prompt, read_prompts
+from pipeline.demo import PHASE_TOKENS, STREAM, DemoOptions, demo_phases, demo_settings
+from pipeline.prompts import Prompt, PromptsError, read_prompts
 from pipeline.settings import SettingsError
 
 PROMPTS = [
@@ -42,8 +42,8 @@ def test_the_time_is_shared_as_the_tokens_are() -> None:
 
 
 def test_a_file_of_one_domain_gives_one_phase() -> None:
-    (phase,) = demo_phases(PROMPTS[:1], [100, 50], minutes=0.0)
-    assert (phase.domain, phase.num_tokens) == ("a", 100)
+    (phase,) = demo_phases(PROMPTS[:1], PHASE_TOKENS, minutes=0.0)
+    assert (phase.domain, phase.num_tokens) == ("a", PHASE_TOKENS[0])
 
 
 def test_the_demos_own_prompts_shift_from_code_to_maths() -> None:
@@ -62,3 +62,8 @@ def test_the_demo_records_what_its_heads_need_and_nothing_of_other_streams() -> 
 def test_invalid_dtype_is_named() -> None:
     with pytest.raises(SettingsError, match="--dtype fp8: expected bfloat16 or float32"):
         demo_settings(options(dtype="fp8"), Path("folder"))
+
+
+def test_invalid_more_phases_than_domains_are_refused_with_both_numbers() -> None:
+    with pytest.raises(PromptsError, match="2 --phase-tokens, but the prompts have 1 domains: a"):
+        demo_phases(PROMPTS[:1], [100, 50], minutes=0.0)
