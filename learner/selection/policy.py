@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,10 +22,29 @@ class PolicyState:
     arrays: Mapping[str, NDArray[np.float64]]
 
 
-class Policy(Protocol):
-    """Chooses among N drafters from full information: one loss per drafter and window.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundFeedback:
+    """What a round tells of the drafter that was played: all that a bandit may see.
 
-    A policy holds no clock, no generator and no I/O; what it learned is its ``state``.
+    Attributes:
+        drafter_index: The drafter that was played.
+        selection_probability: Its probability when it was selected, in (0, 1], from the event.
+        length_loss: 1 - acceptance length / (K + 1), in [0, 1].
+        agreement_loss: 1 - mean acceptance probability over the block, in [0, 1].
+    """
+
+    drafter_index: int
+    selection_probability: float
+    length_loss: float
+    agreement_loss: float
+
+
+class Policy(Protocol):
+    """Chooses among N drafters.
+
+    Full-information policies learn every drafter's loss on each completed window, bandits the
+    outcome of each round for the drafter that was played; each ignores the other feedback. A
+    policy holds no clock, no generator and no I/O; what it learned is its ``state``.
     """
 
     @property
@@ -39,39 +58,44 @@ class Policy(Protocol):
         """Learn one completed window.
 
         Args:
-            losses: Loss per drafter, shape (N,), in [0, 1]. Charge a drafter that was not scored
-                with ``learner.feedback.charge_sleeping``.
+            losses: Loss per drafter, shape (N,), in [0, 1]; NaN = asleep: it is charged what the
+                others lost together.
 
         Raises:
             ValueError: If the shape is wrong or a loss is not a number in [0, 1]; the state is
                 then unchanged.
         """
 
-    def state(self) -> PolicyState:
-        """Return all that ``from_state`` needs to go on bit for bit."""
+    def learn_windows(self, losses: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Learn completed windows in order, losses (W, N) as ``learn`` takes them.
 
-    @classmethod
-    def from_state(cls, state: PolicyState) -> Self:
-        """Continue from ``state``.
+        Returns:
+            The probabilities after each window, shape (W, N).
 
         Raises:
-            ValueError: If the state is another policy's or of an unknown version.
+            ValueError: As ``learn``; then none of the windows was learned.
         """
+
+    def learn_round(self, feedback: RoundFeedback) -> None:
+        """Learn the outcome of one round."""
+
+    def state(self) -> PolicyState:
+        """Return all that ``policy_from_state`` needs to go on bit for bit."""
 
 
 def checked_losses(losses: NDArray[np.floating[Any]], num_drafters: int) -> NDArray[np.float64]:
-    """Return the losses as float64, or refuse them.
+    """Return losses (W, N) as contiguous float64, or refuse them; NaN stays NaN.
 
     Raises:
-        ValueError: As ``Policy.learn``.
+        ValueError: As ``Policy.learn_windows``.
     """
-    values = np.asarray(losses, dtype=np.float64)
-    if values.shape != (num_drafters,):
-        raise ValueError(f"losses have shape {values.shape}, expected ({num_drafters},)")
-    good = (values >= 0.0) & (values <= 1.0)
-    if not good.all():
-        index = int(np.argmin(good))
-        raise ValueError(f"losses[{index}]={values[index]} outside [0, 1]")
+    values = np.ascontiguousarray(losses, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != num_drafters:
+        raise ValueError(f"losses have shape {values.shape}, expected (W, {num_drafters})")
+    bad = (values < 0.0) | (values > 1.0)
+    if bad.any():
+        window, index = (int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"losses[{window}, {index}]={values[window, index]} outside [0, 1]")
     return values
 
 
@@ -110,16 +134,3 @@ def renormalised(name: str, probabilities: NDArray[np.float64]) -> NDArray[np.fl
     if not abs(total - 1.0) <= PROBABILITY_TOLERANCE:
         raise ValueError(f"{name} sums to {total}, expected 1 within {PROBABILITY_TOLERANCE}")
     return probabilities / total
-
-
-def checked_state(state: PolicyState, *, name: str, version: int) -> PolicyState:
-    """Return the state if it is of this policy and layout.
-
-    Raises:
-        ValueError: As ``Policy.from_state``.
-    """
-    if (state.name, state.version) != (name, version):
-        raise ValueError(
-            f"state of {state.name!r} version {state.version}, expected {name!r} version {version}"
-        )
-    return state

@@ -1,0 +1,208 @@
+"""What all compiled policies share: state in two arrays, and the operations on it.
+
+A policy's state is a ``table`` (rows, N), one value per drafter and row, and ``numbers`` (M,):
+its parameters first, then counters. Row 0 holds the probabilities to be played next, row 1 the
+prior. A kernel ``learn(table, numbers, losses)`` changes both in place. A policy is that kernel,
+the meaning of its rows and numbers, and the class that names them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from learner.selection import kernels
+from learner.selection.compiled import LEARN_ROUND, Kernel, pointer
+from learner.selection.policy import PolicyState, RoundFeedback, checked_losses, checked_prior
+
+PROBABILITIES, PRIOR = 0, 1
+
+Scope = Literal["request", "stream"]
+Choice = Literal["sample", "argmax", "sticky"]
+Loss = Literal["length", "first", "hybrid"]
+
+
+class Row(Enum):
+    """What a row of the table holds: it decides how a newcomer enters."""
+
+    DISTRIBUTION = "distribution"
+    """Sums to 1; a newcomer gets its share of it."""
+    LOSS = "loss"
+    """Cumulative loss; a newcomer gets the mean of the others under the probabilities."""
+    REGRET = "regret"
+    """Evidence that counts from the newcomer's own start; it begins at 0."""
+
+
+class CompiledPolicy:
+    """A policy whose learning is a compiled kernel; subclasses name rows, numbers and defaults.
+
+    Attributes:
+        name: Its name in settings, events and reports.
+        version: Version of the layout of its state.
+        kernel, round_kernel: How it learns, as ``compiled`` describes.
+        rows: Meaning of every row of the table.
+        parameters: Name and default of each parameter, stored first in ``numbers``.
+        num_counters: Further numbers, 0 at the start.
+        scope, choice, loss: What it uses unless a specification says otherwise.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    kernel: ClassVar[Kernel] = staticmethod(kernels.learn_nothing)
+    round_kernel: ClassVar[Kernel] = staticmethod(kernels.learn_nothing_of_rounds)
+    rows: ClassVar[tuple[Row, ...]] = (Row.DISTRIBUTION, Row.DISTRIBUTION)
+    parameters: ClassVar[Mapping[str, float]] = {}
+    num_counters: ClassVar[int] = 0
+    scope: ClassVar[Scope] = "request"
+    choice: ClassVar[Choice] = "sample"
+    loss: ClassVar[Loss] = "length"
+
+    def __init__(
+        self, num_drafters: int, *, prior: ArrayLike | None = None, **parameters: float
+    ) -> None:
+        """Start afresh.
+
+        Raises:
+            ValueError: If the prior is no distribution or a parameter unknown or out of range.
+        """
+        unknown = sorted(set(parameters) - set(self.parameters))
+        if unknown:
+            known = ", ".join(self.parameters) or "none"
+            raise ValueError(
+                f"policy {self.name!r} has no parameter {unknown[0]!r}, known: {known}"
+            )
+        values = {**self.parameters, **parameters}
+        for name, value in values.items():
+            self.check_parameter(name, value)
+        start = checked_prior(prior, num_drafters)
+        self.numbers = np.array([*values.values(), *([0.0] * self.num_counters)])
+        self.table = np.zeros((len(self.rows), num_drafters))
+        for row, kind in zip(self.table, self.rows, strict=True):
+            if kind is Row.DISTRIBUTION:
+                row[:] = start
+
+    @classmethod
+    def check_parameter(cls, name: str, value: float) -> None:
+        """Refuse a parameter's value; subclasses know their ranges.
+
+        Raises:
+            ValueError: If the value is out of range.
+        """
+        if not 0.0 <= value < math.inf:
+            raise ValueError(f"policy {cls.name!r}: {name}={value}, expected >= 0 and finite")
+
+    @property
+    def num_drafters(self) -> int:
+        """Number of drafters N."""
+        return int(self.table.shape[1])
+
+    @property
+    def learns_rounds(self) -> bool:
+        """Whether it is a bandit: fed by rounds, blind to windows."""
+        return self.kernel is kernels.learn_nothing and self.round_kernel is not (
+            kernels.learn_nothing_of_rounds
+        )
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Return the probabilities to be played next, shape (N,)."""
+        return np.array(self.table[PROBABILITIES])
+
+    def learn(self, losses: NDArray[np.floating[Any]]) -> None:
+        """Learn one window, shape (N,)."""
+        self.learn_windows(np.asarray(losses)[None])
+
+    def learn_windows(self, losses: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Learn windows in order, shape (W, N), and return the probabilities after each."""
+        values = checked_losses(losses, self.num_drafters)
+        after = np.empty_like(values)
+        kernels.follow(self.kernel, self.table, self.numbers, values, after)
+        return after
+
+    def learn_round(self, feedback: RoundFeedback) -> None:
+        """Learn one round, if this policy is a bandit."""
+        if not 0 <= feedback.drafter_index < self.num_drafters:
+            raise ValueError(
+                f"drafter_index={feedback.drafter_index} outside 0..{self.num_drafters - 1}"
+            )
+        pointer(self.round_kernel, LEARN_ROUND)(
+            self.table,
+            self.numbers,
+            feedback.drafter_index,
+            feedback.selection_probability,
+            feedback.length_loss,
+            feedback.agreement_loss,
+        )
+
+    def state(self) -> PolicyState:
+        """Return table and numbers."""
+        arrays = {"table": self.table.copy(), "numbers": self.numbers.copy()}
+        return PolicyState(name=self.name, version=self.version, arrays=arrays)
+
+    @classmethod
+    def from_state(cls, state: PolicyState) -> Self:
+        """Continue from ``state``.
+
+        Raises:
+            ValueError: If the state is another policy's, of another version or of another shape.
+        """
+        if (state.name, state.version) != (cls.name, cls.version):
+            raise ValueError(
+                f"state of {state.name!r} version {state.version}, expected {cls.name!r} "
+                f"version {cls.version}"
+            )
+        table, numbers = state.arrays["table"], state.arrays["numbers"]
+        num_numbers = len(cls.parameters) + cls.num_counters
+        if table.ndim != 2 or len(table) != len(cls.rows) or numbers.shape != (num_numbers,):
+            raise ValueError(
+                f"state of {cls.name!r} has a table of shape {table.shape} and numbers of shape "
+                f"{numbers.shape}, expected ({len(cls.rows)}, N) and ({num_numbers},)"
+            )
+        policy = cls.__new__(cls)
+        policy.table = np.array(table, dtype=np.float64, order="C")
+        policy.numbers = np.array(numbers, dtype=np.float64)
+        return policy
+
+    def with_drafters(self, places: Sequence[int], *, share: float) -> Self:
+        """Return the policy over another pool: some stay, some leave, some are new.
+
+        Args:
+            places: For each drafter of the new pool, where it stands in this one; -1 = new.
+            share: Mass that each newcomer gets of every distribution, in (0, 1); what is left is
+                shared by those who stay as before. A newcomer has no history: it is weighed as if
+                it had slept (Freund, Schapire, Singer and Warmuth, 1997).
+
+        Raises:
+            ValueError: If the new pool is empty.
+        """
+        if not len(places):
+            raise ValueError("the new pool has no drafter, expected at least 1")
+        kept = np.asarray(places, dtype=np.int64)
+        is_new = kept < 0
+        policy = type(self).__new__(type(self))
+        policy.numbers = self.numbers.copy()
+        policy.table = np.empty((len(self.table), len(kept)))
+        for new, old, kind in zip(policy.table, self.table, self.rows, strict=True):
+            new[:] = np.where(is_new, 0.0, old[np.maximum(kept, 0)])
+            if kind is Row.DISTRIBUTION:
+                _admit(new, is_new, share)
+            elif kind is Row.LOSS:
+                new[is_new] = float(self.table[PROBABILITIES] @ old)
+        return policy
+
+
+def _admit(row: NDArray[np.float64], is_new: NDArray[np.bool_], share: float) -> None:
+    """Give newcomers their share of a distribution and the others the rest, in place."""
+    total = row.sum()
+    num_new = int(is_new.sum())
+    new_mass = min(share * num_new, num_new / len(row)) if total > 0.0 else num_new / len(row)
+    if total > 0.0:
+        row *= (1.0 - new_mass) / total
+    else:
+        row[~is_new] = (1.0 - new_mass) / max(len(row) - num_new, 1)
+    if num_new:
+        row[is_new] = new_mass / num_new

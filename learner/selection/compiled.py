@@ -1,0 +1,51 @@
+"""Compilation of the kernels that the live learner, replay and benchmarks share.
+
+Kernels are plain loops over arrays, without clock, generator or I/O, and run without the
+interpreter's lock. numba compiles them at their first use and keeps the result in its cache.
+
+A policy's two kernels have fixed signatures, so that ``kernels`` takes them as function pointers:
+
+- ``learn(table, numbers, losses)``: one window, losses (N,) in [0, 1], no NaN;
+- ``learn_round(table, numbers, index, probability, length_loss, agreement_loss)``: one round of
+  the drafter that was played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import numba
+from numba import types
+
+TABLE = types.float64[:, ::1]
+VECTOR = types.float64[::1]
+
+LEARN = types.void(TABLE, VECTOR, VECTOR)
+LEARN_ROUND = types.void(TABLE, VECTOR, types.int64, types.float64, types.float64, types.float64)
+
+Kernel = Callable[..., Any]
+F = TypeVar("F", bound=Kernel)
+
+
+def compiled(function: F) -> F:
+    """Compile ``function`` at its first call, for whatever types it is called with."""
+    return cast("F", _jit(function, None))
+
+
+@cache
+def pointer(function: Kernel, signature: Any) -> Kernel:
+    """Return ``function`` compiled for one signature, once per process."""
+    return _jit(function, signature)
+
+
+def _jit(function: Kernel, signature: Any) -> Kernel:
+    jit: Callable[..., Any] = numba.njit
+    arguments = () if signature is None else (signature,)
+    try:
+        made = jit(*arguments, cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:
+        # No folder for a cache, as in a container without a writable home.
+        made = jit(*arguments, nogil=True, error_model="numpy")(function)
+    return cast("Kernel", made)
