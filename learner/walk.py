@@ -13,6 +13,7 @@ Axes: P positions, W windows, K levels, N drafters, R rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,8 +51,8 @@ class WindowTrace:
     starts: NDArray[np.int64]
     num_levels: NDArray[np.int16]
     is_whole: NDArray[np.bool_]
-    acceptance_probability: NDArray[np.floating]  # type: ignore[type-arg]
-    realised_acceptance: NDArray[np.floating]  # type: ignore[type-arg]
+    acceptance_probability: NDArray[np.floating[Any]]
+    realised_acceptance: NDArray[np.floating[Any]]
     is_idle: NDArray[np.bool_]
 
     @property
