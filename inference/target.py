@@ -82,13 +82,20 @@ class Target:
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a user's prompt, in the chat template if there is one."""
+        return self.encode_conversation([prompt])
+
+    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+        """Return the token ids of what user and target said in turn, the user first and last."""
         if self.tokenizer.chat_template:
-            messages = [{"role": "user", "content": prompt}]
+            messages = [
+                {"role": "assistant" if index % 2 else "user", "content": text}
+                for index, text in enumerate(texts)
+            ]
             encoded = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=True
             )
             return list(encoded["input_ids"])
-        return list(self.tokenizer(prompt)["input_ids"])
+        return list(self.tokenizer("\n".join(texts))["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of output tokens, special tokens left out."""

@@ -1,11 +1,11 @@
-"""Heads for the engine benchmark: trained once on the target's own answers, kept in the cache."""
+"""Heads for benchmarks: trained once on the target's own answers, kept in the cache."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,8 @@ from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettin
 RECIPE = 2
 """Counts the versions of the recipe below; a new one trains afresh."""
 
-NUM_STEPS = 220
 SNAPSHOTS = (55, 110, 165, 220)
-"""Steps after which a head is kept; the last is the trained one, the others are lesser heads."""
+"""Steps after which the engine benchmark keeps its head; the last is the trained one."""
 
 BATCH_SIZE = 256
 NUM_LEVELS = 4
@@ -44,6 +43,19 @@ class BenchHeads:
     """Snapshots of one head, the fully trained one last."""
 
     drafters: tuple[HydraDrafter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the target answered to some prompts, as training material.
+
+    Attributes:
+        segments: One per answer.
+        counts: How often each token was answered.
+    """
+
+    segments: tuple[Segment, ...]
+    counts: Counter[int]
 
 
 def trained_heads(
@@ -64,59 +76,129 @@ def trained_heads(
         console: Where progress goes.
     """
     recipe = repr((RECIPE, target.fingerprint, str(target.dtype), max_tokens, list(prompts)))
-    name = f"bench-heads-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.safetensors"
-    file = (cache or default_cache()) / name
+    tensors = cached_tensors(
+        "bench-heads", recipe, cache, lambda: _train(target, prompts, max_tokens, console)
+    )
+    vocabulary = DraftVocabulary.of(tensors.pop(VOCABULARY).tolist())
+    rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
+    drafters = [
+        HydraDrafter(f"head-{steps}", steps, snapshot_weights(tensors, f"{steps}."), rows)
+        for steps in SNAPSHOTS
+    ]
+    return BenchHeads(tuple(drafters))
+
+
+def cached_tensors(
+    name: str, recipe: str, cache: Path | None, make: Callable[[], dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Load what was made by this recipe before, or make it and keep it.
+
+    Args:
+        name: Begins the name of the file, which ends in a hash of the recipe.
+        recipe: All that the tensors depend on.
+        cache: Folder of the cache; None for the user's own.
+        make: Makes the tensors.
+    """
+    folder = cache or default_cache()
+    file = folder / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.safetensors"
     if not file.exists():
-        tensors = _train(target, prompts, max_tokens, console)
+        tensors = make()
+        folder.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f"_{file.name}.{os.getpid()}")
         safetensors.torch.save_file(tensors, temporary)
         temporary.replace(file)
-    return _heads(target, safetensors.torch.load(file.read_bytes()))
+    return safetensors.torch.load(file.read_bytes())
 
 
-def _heads(target: Target, tensors: dict[str, torch.Tensor]) -> BenchHeads:
-    vocabulary = DraftVocabulary.of(tensors.pop(VOCABULARY).tolist())
-    rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
-    drafters = []
-    for steps in SNAPSHOTS:
-        prefix = f"{steps}."
-        weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        drafters.append(HydraDrafter(f"head-{steps}", steps, weights, rows))
-    return BenchHeads(tuple(drafters))
+def snapshot_weights(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """Return the tensors whose names begin with ``prefix``, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def answers_to(
+    target: Target, prompts: Sequence[str], *, max_tokens: int, what: str, console: Console
+) -> Answers:
+    """Let the target answer greedily and read every answer once.
+
+    Args:
+        target: Writes the answers.
+        prompts: What it answers.
+        max_tokens: Tokens per answer.
+        what: Names the prompts in the progress bar.
+        console: Where progress goes.
+    """
+    counts, segments = Counter[int](), []
+    written = track(
+        _written(target, prompts, max_tokens),
+        f"the target answers {what}",
+        total=len(prompts),
+        console=console,
+    )
+    for index, (prompt_ids, answer_ids) in enumerate(written):
+        segments.append(_segment(target, index, prompt_ids, answer_ids))
+        counts.update(answer_ids)
+    return Answers(tuple(segments), counts)
+
+
+def draft_vocabulary(target: Target, counts: Mapping[int, int]) -> DraftVocabulary:
+    """Choose the tokens that the heads of a benchmark can propose."""
+    size = min(DRAFT_VOCABULARY_SIZE, target.vocab_size)
+    return frequent_tokens(counts, size=size, vocab_size=target.vocab_size)
+
+
+def head_snapshots(
+    rows: FrozenRows,
+    segments: Iterable[Segment],
+    snapshots: Collection[int],
+    *,
+    what: str,
+    console: Console,
+    inner_size: int = INNER_SIZE,
+) -> dict[int, dict[str, torch.Tensor]]:
+    """Train one head and return its weights after some numbers of steps.
+
+    Args:
+        rows: What the target lends.
+        segments: Training material.
+        snapshots: Steps after which the weights are kept; the largest ends the training.
+        what: Names the head in the progress bar.
+        console: Where progress goes.
+        inner_size: Width of the mixing layer.
+
+    Raises:
+        ValueError: If the segments hold no example.
+    """
+    memory = ExampleMemory(max_positions=10**9)
+    for segment in segments:
+        memory.add(segment)
+    head = TrainableHydra("head", rows, inner_size=inner_size, seed=SEED)
+    update = OnlineGradient(head.initial_weights(), OnlineGradientSettings())
+    rng, kept = np.random.default_rng(SEED), {}
+    for step in track(range(1, max(snapshots) + 1), f"training {what}", console=console):
+        batch = memory.draw(BATCH_SIZE, NUM_LEVELS, rng)
+        if batch is None:
+            raise ValueError(f"the answers for {what} gave no training example")
+        update.step(partial(head.loss, batch=batch))
+        if step in snapshots:
+            kept[step] = {k: v.clone() for k, v in head.artifact(update.weights).items()}
+            del kept[step][VOCABULARY]
+    return kept
 
 
 def _train(
     target: Target, prompts: Sequence[str], max_tokens: int, console: Console
 ) -> dict[str, torch.Tensor]:
-    memory, counts = ExampleMemory(max_positions=10**9), Counter[int]()
-    answers = track(
-        _answers(target, prompts, max_tokens),
-        "the target answers the training prompts",
-        total=len(prompts),
-        console=console,
-    )
-    for index, (prompt_ids, answer_ids) in enumerate(answers):
-        memory.add(_segment(target, index, prompt_ids, answer_ids))
-        counts.update(answer_ids)
-    vocabulary = frequent_tokens(counts, size=DRAFT_VOCABULARY_SIZE, vocab_size=target.vocab_size)
+    what = "the training prompts"
+    answers = answers_to(target, prompts, max_tokens=max_tokens, what=what, console=console)
+    vocabulary = draft_vocabulary(target, answers.counts)
     rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
-    head = TrainableHydra("head", rows, inner_size=INNER_SIZE, seed=SEED)
-    update = OnlineGradient(head.initial_weights(), OnlineGradientSettings())
-    rng = np.random.default_rng(SEED)
-    tensors = {VOCABULARY: vocabulary.token_ids}
-    for step in track(range(1, NUM_STEPS + 1), "training a head", console=console):
-        batch = memory.draw(BATCH_SIZE, NUM_LEVELS, rng)
-        if batch is None:
-            raise ValueError(f"{len(prompts)} training prompts gave no example")
-        update.step(partial(head.loss, batch=batch))
-        if step in SNAPSHOTS:
-            kept = head.artifact(update.weights)
-            del kept[VOCABULARY]
-            tensors |= {f"{step}.{name}": tensor.clone() for name, tensor in kept.items()}
-    return tensors
+    kept = head_snapshots(rows, answers.segments, SNAPSHOTS, what="a head", console=console)
+    return {VOCABULARY: vocabulary.token_ids} | {
+        f"{step}.{name}": tensor for step, one in kept.items() for name, tensor in one.items()
+    }
 
 
-def _answers(
+def _written(
     target: Target, prompts: Sequence[str], max_tokens: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Let transformers answer greedily, several prompts at once; yield prompt and answer."""

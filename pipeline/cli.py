@@ -155,6 +155,65 @@ def replay(
     replay_log(log, report=report, json_file=json_file, console=Console())
 
 
+@app.command(epilog="Example: [bold]draftloop record prompts.jsonl --out recorded[/bold]")
+def record(
+    prompts: Annotated[
+        Path, typer.Argument(help="Prompts, or conversations as JSON lines with turns.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the recording; read it with replay.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    json_file: JsonOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve prompts and write what verification saw of every drafter straight to a Parquet log."""
+    from pipeline.record_prompts import record_prompts
+
+    record_prompts(
+        _settings(config),
+        prompts,
+        out,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        resume=resume,
+        stop=_stop_on_signals(),
+        console=console,
+        json_file=json_file,
+    )
+
+
+@bench.command("pool", epilog="Example: [bold]draftloop bench pool --out recorded[/bold]")
+def bench_pool(
+    out: Annotated[Path, typer.Option(help="Folder of the recording; read it with replay.")],
+    data: Annotated[Path, typer.Option(help="Folder of the prompt sets.")] = Path("../shared/data"),
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    per_domain: Annotated[int, typer.Option(min=0, help="Steady requests per domain.")] = 20,
+    shifts: Annotated[int, typer.Option(min=0, help="Conversations A, B, A.")] = 18,
+    twos: Annotated[int, typer.Option(min=0, help="Prompts with two tasks.")] = 12,
+    documents: Annotated[int, typer.Option(min=0, help="Texts of three subjects.")] = 6,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    json_file: JsonOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Record test prompts of seven domains with a pool of 22 drafters, trained first if need be."""
+    from pipeline.bench_traffic import TrafficSize, record_bench_pool
+
+    record_bench_pool(
+        _settings(config),
+        data,
+        out,
+        TrafficSize(
+            num_per_domain=per_domain, num_shifts=shifts, num_twos=twos, num_documents=documents
+        ),
+        temperature=temperature,
+        resume=resume,
+        stop=_stop_on_signals(),
+        console=console,
+        json_file=json_file,
+    )
+
+
 @bench.command("engine", epilog="Example: [bold]draftloop bench engine --json engine.json[/bold]")
 def bench_engine(
     prompts: Annotated[

@@ -14,6 +14,7 @@ from pipeline.eventlog.ports import EventLogError
 from pipeline.json_files import OutputError
 from pipeline.locks import LockError
 from pipeline.prompts import PromptsError
+from pipeline.recording_log import RecordingExistsError
 from pipeline.storage import ArtifactError
 from replay.errors import ReplayError
 from schemas.errors import ContractError
@@ -30,6 +31,7 @@ KNOWN_ERRORS = (
     OutputsDifferError,
     PromptTooLongError,
     PromptsError,
+    RecordingExistsError,
     ReplayError,
     RollbackUnsupportedError,
     UnsentEventsError,

@@ -40,7 +40,7 @@ def read_prompts(path: Path | None = None) -> list[Prompt]:
     path = OWN_PROMPTS if path is None else path
     parse = _from_json if path.suffix == ".jsonl" else _from_text
     prompts = []
-    for number, line in _lines(path):
+    for number, line in prompt_lines(path):
         try:
             prompts.append(parse(line))
         except ValueError as error:
@@ -50,8 +50,12 @@ def read_prompts(path: Path | None = None) -> list[Prompt]:
     return prompts
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers from 1."""
+def prompt_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers from 1.
+
+    Raises:
+        PromptsError: If the file cannot be read, or a line is not UTF-8.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
