@@ -124,7 +124,11 @@ class CompiledPolicy:
         return after
 
     def learn_round(self, feedback: RoundFeedback) -> None:
-        """Learn one round, if this policy is a bandit."""
+        """Learn one round, if this policy is a bandit.
+
+        Raises:
+            ValueError: If the drafter is not of the pool.
+        """
         if not 0 <= feedback.drafter_index < self.num_drafters:
             raise ValueError(
                 f"drafter_index={feedback.drafter_index} outside 0..{self.num_drafters - 1}"
@@ -157,7 +161,7 @@ class CompiledPolicy:
             )
         table, numbers = state.arrays["table"], state.arrays["numbers"]
         num_numbers = len(cls.parameters) + cls.num_counters
-        if table.ndim != 2 or len(table) != len(cls.rows) or numbers.shape != (num_numbers,):
+        if table.shape[:-1] != (len(cls.rows),) or numbers.shape != (num_numbers,):
             raise ValueError(
                 f"state of {cls.name!r} has a table of shape {table.shape} and numbers of shape "
                 f"{numbers.shape}, expected ({len(cls.rows)}, N) and ({num_numbers},)"

@@ -38,6 +38,13 @@ class RoundFeedback:
     length_loss: float
     agreement_loss: float
 
+    def __post_init__(self) -> None:
+        if not 0.0 < self.selection_probability <= 1.0:
+            raise ValueError(f"selection_probability={self.selection_probability} outside (0, 1]")
+        for name in ("length_loss", "agreement_loss"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} outside [0, 1]")
+
 
 class Policy(Protocol):
     """Chooses among N drafters.

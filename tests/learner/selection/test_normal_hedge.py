@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from learner.selection.normal_hedge import (
-    NormalHedge,
-    normal_hedge_probabilities,
-    scaled_inverse_c,
-)
+from learner.selection.normal_hedge import NormalHedge, scaled_inverse_c, weigh
 from tests.learner.selection.sequences import SEQUENCES, regrets_of_play
+
+
+def weights(regrets: list[float], prior: NDArray[np.float64]) -> NDArray[np.float64]:
+    written = np.full(len(regrets), np.nan)
+    weigh(np.array(regrets), prior, written)
+    return written
 
 
 @settings(max_examples=200, deadline=None)
@@ -40,30 +43,26 @@ def test_the_solution_survives_a_prior_that_almost_excludes_the_leader() -> None
 
 
 def test_weights_follow_the_formula() -> None:
-    regrets, prior = np.array([3.0, 1.0, -2.0, 2.0]), np.array([0.1, 0.2, 0.3, 0.4])
-    positive = np.maximum(regrets, 0.0)
+    regrets, prior = [3.0, 1.0, -2.0, 2.0], np.array([0.1, 0.2, 0.3, 0.4])
+    positive = np.maximum(np.array(regrets), 0.0)
     c = 9.0 / (2.0 * scaled_inverse_c(positive / 3.0, prior))
     expected = prior * positive / c * np.exp(positive**2 / (2 * c))
-    np.testing.assert_allclose(
-        normal_hedge_probabilities(regrets, prior), expected / expected.sum(), rtol=1e-9
-    )
+    np.testing.assert_allclose(weights(regrets, prior), expected / expected.sum(), rtol=1e-9)
 
 
 def test_a_drafter_worse_than_the_mixture_gets_nothing() -> None:
-    probabilities = normal_hedge_probabilities(np.array([1.0, -1.0]), np.array([0.5, 0.5]))
-    np.testing.assert_array_equal(probabilities, [1.0, 0.0])
+    np.testing.assert_array_equal(weights([1.0, -1.0], np.array([0.5, 0.5])), [1.0, 0.0])
 
 
 @pytest.mark.parametrize("regrets", [[0.0, 0.0, 0.0], [-1.0, -2.0, -3.0], [1e-16, -1e-16, 0.0]])
 def test_without_a_positive_regret_the_prior_is_played(regrets: list[float]) -> None:
     prior = np.array([0.2, 0.3, 0.5])
-    np.testing.assert_array_equal(normal_hedge_probabilities(np.array(regrets), prior), prior)
+    np.testing.assert_array_equal(weights(regrets, prior), prior)
 
 
 def test_equal_regrets_share_by_the_prior() -> None:
     prior = np.array([0.2, 0.3, 0.5])
-    probabilities = normal_hedge_probabilities(np.full(3, 4.0), prior)
-    np.testing.assert_allclose(probabilities, prior, rtol=1e-12)
+    np.testing.assert_allclose(weights([4.0] * 3, prior), prior, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

@@ -1,11 +1,18 @@
-"""Names and states become policies, or a refusal that lists what is known."""
+"""Names, specifications and states become policies, or a refusal that lists what is known."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from learner.selection import PolicyState, policy_from_name, policy_from_state
+from learner.selection import (
+    DEFAULT_POLICY,
+    PolicyState,
+    parse_policy,
+    policy_from_name,
+    policy_from_state,
+    policy_names,
+)
 
 
 def test_a_fixed_policy_is_found_by_drafter_id_or_by_index() -> None:
@@ -17,14 +24,48 @@ def test_a_fixed_policy_is_found_by_drafter_id_or_by_index() -> None:
 
 def test_a_fixed_policy_stays() -> None:
     policy = policy_from_name("fixed:0", 2)
-    for _ in range(100):
-        policy.learn(np.array([1.0, 0.0]))
+    policy.learn_windows(np.tile([1.0, 0.0], (100, 1)))
     np.testing.assert_array_equal(policy.probabilities(), [1.0, 0.0])
 
 
-def test_invalid_policy_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'hegde'.*fixed:<drafter>, hedge, normal_hedge"):
-        policy_from_name("hegde", 3)
+@pytest.mark.parametrize("name", (*policy_names(), "fixed:0"))
+def test_a_specification_reads_back_what_it_writes(name: str) -> None:
+    assert str(parse_policy(name)) == name
+    assert parse_policy(str(parse_policy(name))) == parse_policy(name)
+
+
+def test_options_and_parameters_are_read_and_defaults_left_out() -> None:
+    text = "fixed_share:share=0.02,learning_rate=1.0,scope=request,choice=argmax"
+    spec = parse_policy(text)
+    assert (spec.scope, spec.choice, spec.loss) == ("request", "argmax", "first")
+    assert str(spec) == "fixed_share:share=0.02,scope=request"
+    assert parse_policy(str(spec)) == spec
+    np.testing.assert_array_equal(spec.build(2).numbers, [1.0, 0.02])
+
+
+def test_the_default_tracks_along_the_stream() -> None:
+    spec = parse_policy(DEFAULT_POLICY)
+    assert (spec.scope, spec.choice, spec.loss) == ("stream", "argmax", "first")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hegde", r"unknown policy 'hegde', expected one of: fixed:<drafter>, .*hedge, .*normal_h"),
+        ("hedge:rate=1", r"'hedge:rate=1': unknown key 'rate', .*: learning_rate, scope, choice"),
+        ("hedge:learning_rate=x", r"learning_rate='x' is no number"),
+        ("hedge:scope=tenant", r"scope='tenant', expected request or stream"),
+        ("hedge:choice", r"choice='', expected sample or argmax or sticky"),
+        ("fixed_share:share=1", r"policy 'fixed_share': share=1\.0 outside \(0, 1"),
+        ("fixed_share:learning_rate=nan", r"learning_rate=nan outside"),
+        ("hedge:learning_rate=-1", r"'hedge': learning_rate=-1\.0, expected >= 0"),
+        ("ada_normal_hedge_grid:memory=0", r"memory=0\.0 outside \(0, 1\]"),
+        ("discounted_follow_the_leader:discount=1.5", r"discount=1\.5 outside \(0, 1\]"),
+    ],
+)
+def test_invalid_specification_says_what_is_known(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_policy(text)
 
 
 def test_invalid_fixed_drafter_lists_the_known_ones() -> None:
@@ -33,5 +74,5 @@ def test_invalid_fixed_drafter_lists_the_known_ones() -> None:
 
 
 def test_invalid_state_lists_the_known_policies() -> None:
-    with pytest.raises(ValueError, match=r"'oracle'.*fixed, hedge, normal_hedge"):
+    with pytest.raises(ValueError, match=r"'oracle'.*fixed, .*hedge, .*normal_hedge"):
         policy_from_state(PolicyState(name="oracle", version=1, arrays={}))
