@@ -60,6 +60,7 @@ _PLAIN = (
     *("policy_name", "policy_version", "num_speculative_tokens", "num_prompt_tokens"),
     *("first_position", "num_positions"),
 )
+_VECTORS = ("prior_probabilities", "policy_table", "policy_numbers", "num_awake_rounds")
 _FEATURES = tuple(FeatureReference.__dataclass_fields__)
 _ARRAYS = {
     "rounds": tuple(Rounds.__dataclass_fields__),
@@ -101,8 +102,8 @@ def events_to_table(rows: Sequence[LoggedEvent]) -> pa.Table:
         name: pa.array(values, VERIFICATION_EVENT_SCHEMA.field(name).type)
         for name, values in name_to_values.items()
     }
-    priors = [event.prior_probabilities for event in events]
-    columns["prior_probabilities"] = _list_column("prior_probabilities", priors)
+    for name in _VECTORS:
+        columns[name] = _list_column(name, [getattr(event, name) for event in events])
     for prefix, names in _ARRAYS.items():
         parts = [getattr(event, prefix) for event in events]
         for name in names:
@@ -232,7 +233,7 @@ def _event(value: Callable[[str], Any]) -> VerificationEvent:
     return VerificationEvent(
         **plain,
         produced_at=value("produced_at"),
-        prior_probabilities=value("prior_probabilities"),
+        **{name: value(name) for name in _VECTORS},
         finish_reason=choice("finish_reason", FinishReason, value("finish_reason")),
         drafters=pool,
         sampling=SamplingRule(

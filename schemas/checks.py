@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}")
 """Ids are data: they become folder names and labels, so no separators, no dots first."""
 
+POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+=,-]{0,399}")
+"""A policy is named with its parameters, ``name:key=value,...``."""
+
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 MAX_COUNT = 2**63 - 1
@@ -36,6 +39,7 @@ _ROUND_COUNTS = (
     *("drafter_index", "num_draft_tokens", "num_accepted_tokens"),
     *("num_emitted_tokens", "num_scored_windows"),
 )
+_ROUND_PROBABILITIES = ("selection_probability", "score_probability")
 _ROUND_SECONDS = ("draft_seconds", "verify_seconds", "score_seconds")
 _SMALLEST_FLOAT32 = np.nextafter(np.float32(0), np.float32(1))
 _LARGEST_FLOAT32 = np.finfo(np.float32).max
@@ -45,10 +49,10 @@ _FLOAT16_INFINITY = np.uint16(0x7C00)
 _FLOAT16_MAGNITUDE = np.uint16(0x7FFF)
 
 
-def identifier(path: str, value: Any) -> None:
+def identifier(path: str, value: Any, pattern: re.Pattern[str] = IDENTIFIER) -> None:
     """Refuse an id that could not name a folder, a topic key or a label."""
-    if not isinstance(value, str) or not IDENTIFIER.fullmatch(value):
-        raise ContractError(path, found=repr(value)[:220], expected=f"/{IDENTIFIER.pattern}/")
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ContractError(path, found=repr(value)[:220], expected=f"/{pattern.pattern}/")
 
 
 def text(path: str, value: Any) -> None:
@@ -199,8 +203,9 @@ def watermark(mark: events.Watermark) -> None:
 
 def verification_event(event: events.VerificationEvent) -> None:
     """Check one event, cheapest rules first."""
-    for name in ("event_id", "worker_id", "stream", "request_id", "target_id", "policy_name"):
+    for name in ("event_id", "worker_id", "stream", "request_id", "target_id"):
         identifier(name, getattr(event, name))
+    identifier("policy_name", event.policy_name, POLICY)
     for name in ("target_fingerprint", "tokenizer_hash"):
         text(name, getattr(event, name))
     for name in ("worker_epoch", "sequence", "segment_index", "policy_version"):
@@ -218,6 +223,7 @@ def verification_event(event: events.VerificationEvent) -> None:
         )
     distinct_drafters(event.drafters)
     _prior(event)
+    _policy_state(event)
     _rounds(event)
     _windows(event)
     if event.content is not None:
@@ -233,12 +239,38 @@ def _prior(event: events.VerificationEvent) -> None:
         raise ContractError("prior_probabilities", found=f"a sum of {total}", expected="1")
 
 
+def _policy_state(event: events.VerificationEvent) -> None:
+    """Check that a state is there in segment 0 alone, and has a column per drafter."""
+    size = vector("policy_table", event.policy_table, np.float64)
+    num_numbers = vector("policy_numbers", event.policy_numbers, np.float64)
+    for name in ("policy_table", "policy_numbers"):
+        within(name, getattr(event, name), -_LARGEST_FLOAT64, _LARGEST_FLOAT64)
+    num_drafters = len(event.drafters)
+    if size % max(num_drafters, 1) or (size and not num_drafters):
+        expected = f"rows of {num_drafters} drafters"
+        raise ContractError("policy_table", found=f"{size} values", expected=expected)
+    if event.segment_index and size:
+        expected = f"none in segment {event.segment_index}"
+        raise ContractError("policy_table", found=f"{size} values", expected=expected)
+    if num_numbers and not size:
+        expected = "none without a policy_table"
+        raise ContractError("policy_numbers", found=f"{num_numbers} values", expected=expected)
+
+
+def _awake(event: events.VerificationEvent, num_rounds: int) -> None:
+    """Check how long each drafter was awake, if that was recorded."""
+    size = vector("num_awake_rounds", event.num_awake_rounds, np.int32)
+    if size:
+        array("num_awake_rounds", event.num_awake_rounds, np.int32, (len(event.drafters),))
+    within("num_awake_rounds", event.num_awake_rounds, 0, num_rounds)
+
+
 def _rounds(event: events.VerificationEvent) -> None:
     rounds = event.rounds
     shape = (vector("rounds.first_position", rounds.first_position, np.int32),)
-    for name in _ROUND_COUNTS:
+    for name in (*_ROUND_COUNTS, "batch_size"):
         array(f"rounds.{name}", getattr(rounds, name), np.int16, shape)
-    for name in ("selection_probability", *_ROUND_SECONDS):
+    for name in (*_ROUND_PROBABILITIES, *_ROUND_SECONDS):
         array(f"rounds.{name}", getattr(rounds, name), np.float32, shape)
     drafted, accepted = rounds.num_draft_tokens, rounds.num_accepted_tokens
     within("rounds.drafter_index", rounds.drafter_index, -1, len(event.drafters) - 1)
@@ -247,7 +279,10 @@ def _rounds(event: events.VerificationEvent) -> None:
     within("rounds.num_accepted_tokens", accepted, 0, drafted)
     _emitted(event)
     within("rounds.num_scored_windows", rounds.num_scored_windows, 0, 2**15 - 1)
-    within("rounds.selection_probability", rounds.selection_probability, _SMALLEST_FLOAT32, 1.0)
+    within("rounds.batch_size", rounds.batch_size, 1, 2**15 - 1)
+    for name in _ROUND_PROBABILITIES:
+        within(f"rounds.{name}", getattr(rounds, name), _SMALLEST_FLOAT32, 1.0)
+    _awake(event, shape[0])
     for name in _ROUND_SECONDS:
         within(f"rounds.{name}", getattr(rounds, name), 0.0, _LARGEST_FLOAT32)
 
@@ -345,8 +380,9 @@ def _content(event: events.VerificationEvent, content: events.Content) -> None:
 
 def policy_published(policy: events.PolicyPublished) -> None:
     """Check one published policy."""
-    for name in ("stream", "learner_id", "policy_name"):
+    for name in ("stream", "learner_id"):
         identifier(name, getattr(policy, name))
+    identifier("policy_name", policy.policy_name, POLICY)
     count("version", policy.version)
     count("parent_version", policy.parent_version, -1, max(policy.version - 1, 0))
     utc("produced_at", policy.produced_at)

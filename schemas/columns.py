@@ -14,11 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.errors import ContractError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the columns below; it grows when a column is added."""
 
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
@@ -32,7 +34,7 @@ class Column:
     """One column.
 
     A column added later needs ``since`` and must be nullable or have a ``default``, which rows
-    of older files get.
+    of older files get; a list column with ``like`` gets one for each element of that column.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Column:
     nullable: bool = False
     default: Any = None
     since: int = 1
+    like: str | None = None
 
     @property
     def field(self) -> pa.Field:
@@ -50,6 +53,8 @@ class Column:
 def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.large_list(pa.field("element", kind, nullable=False))
 
+
+_ROUNDS = "rounds_first_position"
 
 COLUMNS: tuple[Column, ...] = (
     Column("schema_version", pa.int32(), default=1),
@@ -73,6 +78,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("policy_name", pa.string()),
     Column("policy_version", pa.int64()),
     Column("prior_probabilities", _list_of(pa.float64())),
+    Column("policy_table", _list_of(pa.float64()), default=(), since=2),
+    Column("policy_numbers", _list_of(pa.float64()), default=(), since=2),
     Column("drafter_ids", _list_of(pa.string())),
     Column("drafter_weights_versions", _list_of(pa.int64())),
     Column("drafter_vocabulary_hashes", _list_of(pa.string())),
@@ -84,6 +91,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("num_prompt_tokens", pa.int64()),
     Column("first_position", pa.int64()),
     Column("num_positions", pa.int64()),
+    Column("num_awake_rounds", _list_of(pa.int32()), default=(), since=2),
     Column("rounds_first_position", _list_of(pa.int32())),
     Column("rounds_drafter_index", _list_of(pa.int16())),
     Column("rounds_num_draft_tokens", _list_of(pa.int16())),
@@ -94,6 +102,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("rounds_draft_seconds", _list_of(pa.float32())),
     Column("rounds_verify_seconds", _list_of(pa.float32())),
     Column("rounds_score_seconds", _list_of(pa.float32())),
+    Column("rounds_batch_size", _list_of(pa.int16()), default=1, since=2, like=_ROUNDS),
+    Column("rounds_score_probability", _list_of(pa.float32()), default=1.0, since=2, like=_ROUNDS),
     Column("windows_start", _list_of(pa.int32())),
     Column("windows_num_levels", _list_of(pa.int16())),
     Column("windows_acceptance_probability", _list_of(pa.float16())),
@@ -153,7 +163,7 @@ def refuse_newer(table: pa.Table) -> None:
 
 def _conformed(table: pa.Table, column: Column) -> pa.ChunkedArray:
     if column.name not in table.column_names:
-        return _filled(table.num_rows, column)
+        return _filled(table, column)
     values = table[column.name]
     if values.type != column.type:
         values = _cast(values, column)
@@ -188,9 +198,21 @@ def _kind(kind: pa.DataType) -> str:
     return "text" if pa.types.is_large_string(kind) or pa.types.is_string(kind) else str(kind)
 
 
-def _filled(num_rows: int, column: Column) -> pa.ChunkedArray:
+def _filled(table: pa.Table, column: Column) -> pa.ChunkedArray:
     if column.default is None and not column.nullable:
         raise ContractError(column.name, found="no such column", expected=column.type)
-    return pa.chunked_array(
-        [pa.repeat(pa.scalar(column.default, column.type), num_rows)], column.type
-    )
+    if column.like is None:
+        values = pa.repeat(pa.scalar(column.default, column.type), table.num_rows)
+    else:
+        values = _filled_like(table, column)
+    return pa.chunked_array([values], column.type)
+
+
+def _filled_like(table: pa.Table, column: Column) -> pa.Array:
+    """Return lists as long as those of another column, of the default alone."""
+    if column.like not in table.column_names:
+        raise ContractError(str(column.like), found="no such column", expected="a list")
+    lengths = pc.fill_null(pc.list_value_length(table[column.like]), 0).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    values = pa.repeat(pa.scalar(column.default, column.type.value_type), int(offsets[-1]))
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values, type=column.type)

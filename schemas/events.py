@@ -101,9 +101,13 @@ class Rounds:
         num_emitted_tokens: int16, tokens that reached the output, bonus included; accepted + 1
             unless the request's end cut them off (then every later round of it emits 0).
         num_scored_windows: int16, windows that the request's selector learned right after this
-            round, >= 0; tells a re-run when to learn what.
+            round, >= 0, in order of their start; tells a re-run when to learn what. A policy that
+            learns level 1 alone may have learned it before the window was complete.
         selection_probability: float32, the drafter's probability when selected, in (0, 1].
         draft_seconds, verify_seconds, score_seconds: float32, monotonic clock, >= 0.
+        batch_size: int16, sequences that the target verified together, >= 1; 1 unless given.
+        score_probability: float32, chance in (0, 1] that the windows which start at the round's
+            emitted positions are scored, drawn without looking at them; 1 unless given.
     """
 
     first_position: NDArray[np.int32]
@@ -116,8 +120,15 @@ class Rounds:
     draft_seconds: NDArray[np.float32]
     verify_seconds: NDArray[np.float32]
     score_seconds: NDArray[np.float32]
+    batch_size: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
+    score_probability: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "score_probability"):
+            given = getattr(self, name)
+            if isinstance(given, np.ndarray) and given.shape == (0,):
+                ones = np.ones(np.size(self.first_position), given.dtype)
+                object.__setattr__(self, name, ones)
         _protect_arrays(self)
 
 
@@ -193,8 +204,16 @@ class VerificationEvent:
     """One segment of one request: consecutive verified positions under unchanged versions.
 
     The message key is ``stream``; the idempotence key is (worker_id, worker_epoch, sequence).
-    ``prior_probabilities`` (N,) is what the request's policy started from, sum 1: with it, and the
-    windows, selection can be re-run exactly though the policy itself has long been replaced.
+    With ``prior_probabilities`` (N,), sum 1, the carried state, and the windows, selection can be
+    re-run exactly though the policy itself has long been replaced.
+
+    Attributes:
+        prior_probabilities: The stream's prior; a request without carried state starts from it.
+        policy_table: The state that the request's policy started from, its rows (S, N) one after
+            the other; in segment 0 only. Empty = it started afresh.
+        policy_numbers: The rest of that state; empty if the table is.
+        num_awake_rounds: int32 (N,): a drafter may fail once in a segment, and can be selected in
+            so many of its rounds, from the first on. Empty = not recorded.
     """
 
     event_id: str
@@ -213,12 +232,15 @@ class VerificationEvent:
     policy_name: str
     policy_version: int
     prior_probabilities: NDArray[np.float64]
+    policy_table: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    policy_numbers: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     drafters: tuple[DrafterVersion, ...]
     sampling: SamplingRule
     num_speculative_tokens: int
     num_prompt_tokens: int
     first_position: int
     num_positions: int
+    num_awake_rounds: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     rounds: Rounds
     windows: ScoredWindows
     content: Content | None = None

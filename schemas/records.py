@@ -45,7 +45,11 @@ _ROUND_DTYPES: dict[str, np.dtype[Any]] = {
     "draft_seconds": FLOAT32,
     "verify_seconds": FLOAT32,
     "score_seconds": FLOAT32,
+    "batch_size": INT16,
+    "score_probability": FLOAT32,
 }
+_LATER_ROUND_ARRAYS = ("batch_size", "score_probability")
+"""Came with version 2: older messages have empty bytes in their place."""
 
 
 def from_verification_event(event: VerificationEvent) -> Record:
@@ -68,6 +72,8 @@ def from_verification_event(event: VerificationEvent) -> Record:
         "policy_name": event.policy_name,
         "policy_version": event.policy_version,
         "prior_probabilities": array_to_bytes(event.prior_probabilities, FLOAT64),
+        "policy_table": array_to_bytes(event.policy_table, FLOAT64),
+        "policy_numbers": array_to_bytes(event.policy_numbers, FLOAT64),
         "drafters": drafters_to_records(event.drafters),
         "sampling": {
             "acceptance_rule": sampling.acceptance_rule.value,
@@ -79,6 +85,7 @@ def from_verification_event(event: VerificationEvent) -> Record:
         "num_prompt_tokens": event.num_prompt_tokens,
         "first_position": event.first_position,
         "num_positions": event.num_positions,
+        "num_awake_rounds": array_to_bytes(event.num_awake_rounds, INT32),
         "rounds": {
             name: array_to_bytes(getattr(rounds, name), dtype)
             for name, dtype in _ROUND_DTYPES.items()
@@ -109,6 +116,9 @@ def to_verification_event(record: Record) -> VerificationEvent:
             FLOAT64,
             (len(record["drafters"]),),
         ),
+        policy_table=_vector("policy_table", record["policy_table"], FLOAT64),
+        policy_numbers=_vector("policy_numbers", record["policy_numbers"], FLOAT64),
+        num_awake_rounds=_vector("num_awake_rounds", record["num_awake_rounds"], INT32),
         finish_reason=choice("finish_reason", FinishReason, record["finish_reason"]),
         drafters=drafters_from_records(record["drafters"]),
         sampling=_to_sampling(record["sampling"]),
@@ -142,8 +152,13 @@ def _to_rounds(record: Record) -> Rounds:
         **{
             name: array_from_bytes(f"rounds.{name}", record[name], dtype, (count,))
             for name, dtype in _ROUND_DTYPES.items()
+            if record[name] or name not in _LATER_ROUND_ARRAYS
         }
     )
+
+
+def _vector(path: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return array_from_bytes(path, data or b"", dtype, (num_elements(path, data, dtype),))
 
 
 def _to_windows(record: Record) -> ScoredWindows:

@@ -127,8 +127,10 @@ def test_a_cut_file_is_skipped_and_named(tmp_path: Path, keep: int) -> None:
 
 def test_a_flipped_bit_is_found_by_its_checksum(tmp_path: Path) -> None:
     paths = write_log(tmp_path, log(events(4)), rows_per_file=2)
+    with pq.ParquetFile(paths[0]) as parquet:
+        chunk = parquet.metadata.row_group(0).column(5)
     content = bytearray(paths[0].read_bytes())
-    content[len(content) // 4] ^= 1
+    content[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
     paths[0].write_bytes(content)
     reader = LogReader(tmp_path)
     assert [offset for _, offset in offsets(reader)] == [2, 3]

@@ -39,6 +39,9 @@ IDENTIFIERS = st.one_of(
     st.sampled_from(["007", "0", "3000000000", "2024-01", "7753285016841556620", "a" * 200]),
     st.text(_ID_CHARACTERS, max_size=12).map(lambda tail: "d" + tail),
 )
+POLICY_NAMES = st.one_of(
+    IDENTIFIERS, st.sampled_from(["fixed:007", "fixed_share:share=1e-05,choice=sticky"])
+)
 SHA256S = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 
@@ -121,7 +124,22 @@ def rounds_of(
         draft_seconds=draw(_seconds(count)).astype(np.float32),
         verify_seconds=draw(_seconds(count)).astype(np.float32),
         score_seconds=draw(_seconds(count)).astype(np.float32),
+        batch_size=draw(_array(np.int16, count, st.integers(1, 2**15 - 1))).astype(np.int16),
+        score_probability=draw(_array(np.float32, count, probability)).astype(np.float32),
     )
+
+
+@st.composite
+def policy_states(
+    draw: st.DrawFn, *, num_drafters: int, segment_index: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Draw a carried state (table, numbers); none but in the first segment of a request."""
+    num_rows = draw(st.integers(0, 3)) if num_drafters and segment_index == 0 else 0
+    size = num_rows * num_drafters
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    numbers = draw(st.integers(0, 3)) if size else 0
+    table = draw(_array(np.float64, size, finite)).astype(np.float64)
+    return table, draw(_array(np.float64, numbers, finite)).astype(np.float64)
 
 
 @st.composite
@@ -193,6 +211,8 @@ def verification_events(draw: st.DrawFn, *, with_content: bool | None = None) ->
         end=first + positions,
         is_final=is_final,
     )
+    table, numbers = draw(policy_states(num_drafters=len(drafters), segment_index=segment))
+    awake = _array(np.int32, len(drafters), st.integers(0, rounds.first_position.size))
     contents = contents_of(num_prompt_tokens=prompt if segment == 0 else 0, num_positions=positions)
     has_content = draw(st.booleans()) if with_content is None else with_content
     endings = st.sampled_from([reason for reason in FinishReason if reason != "unfinished"])
@@ -210,9 +230,12 @@ def verification_events(draw: st.DrawFn, *, with_content: bool | None = None) ->
         target_id=draw(IDENTIFIERS),
         target_fingerprint=draw(TEXTS),
         tokenizer_hash=draw(TEXTS),
-        policy_name=draw(IDENTIFIERS),
+        policy_name=draw(POLICY_NAMES),
         policy_version=draw(COUNTS),
         prior_probabilities=draw(_distributions(len(drafters))),
+        policy_table=table,
+        policy_numbers=numbers,
+        num_awake_rounds=draw(st.one_of(awake, st.just(np.empty(0)))).astype(np.int32),
         drafters=drafters,
         sampling=draw(sampling_rules()),
         num_speculative_tokens=levels,
@@ -256,7 +279,7 @@ def policies(draw: st.DrawFn) -> PolicyPublished:
         parent_version=draw(st.integers(-1, max(version - 1, 0))),
         produced_at=draw(TIMES),
         learner_id=draw(IDENTIFIERS),
-        policy_name=draw(IDENTIFIERS),
+        policy_name=draw(POLICY_NAMES),
         drafters=drafters,
         log_weights=draw(_array(np.float64, count, finite)).astype(np.float64),
         accumulators=draw(accumulators),

@@ -110,7 +110,7 @@ def test_versions_are_columns_and_survive_the_concatenation_of_files() -> None:
     events = [row.event for row in events_from_table(table)]
     assert [event.policy_version for event in events] == [1, 2]
     assert [event.drafters[0].weights_version for event in events] == [1, 2]
-    assert table["schema_version"].to_pylist() == [1, 1]
+    assert table["schema_version"].to_pylist() == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["007", "3000000000", "7753285016841556620", "2024-01"])

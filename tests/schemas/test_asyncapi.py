@@ -35,7 +35,7 @@ PROPERTY_OF_AVRO = {
     "bytes": {"type": "string", "format": "binary"},
 }
 WIRE_ONLY = {"schema_version", "num_top_tokens"}
-AXES = {"W": 6, "N": 3, "C": 4, "K": 4, "K+1": 5, "prompt": 5}
+AXES = {"W": 6, "N": 3, "C": 4, "K": 4, "K+1": 5, "prompt": 5, "table": 0, "numbers": 0, "awake": 0}
 
 
 def avro_file(name: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_arrays_have_the_declared_type_and_axes(name: str) -> None:
     if isinstance(message, events.VerificationEvent):
         axes |= {"R": message.rounds.first_position.size, "P": message.num_positions}
     found = list(array_fields(message, avro_file(name)))
-    assert len(found) == {"verification_event": 20, "policy_published": 6}[name]
+    assert len(found) == {"verification_event": 25, "policy_published": 6}[name]
     for field, values in found:
         assert values.dtype == np.dtype(field["draftloop.dtype"]), field["name"]
         assert values.shape == tuple(axes[axis] for axis in field["draftloop.shape"].split(","))

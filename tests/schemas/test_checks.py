@@ -69,6 +69,7 @@ def part_of(event: VerificationEvent, path: str) -> NDArray[Any]:
         ("request_id", "a" * 201),
         ("target_id", None),
         ("policy_name", 7),
+        ("policy_name", "hedge:learning_rate=1 loss=first"),
         ("target_fingerprint", "\ud800"),
         ("tokenizer_hash", None),
         ("worker_epoch", -1),
@@ -90,6 +91,12 @@ def part_of(event: VerificationEvent, path: str) -> NDArray[Any]:
         ("prior_probabilities", np.full(2, 0.5)),
         ("prior_probabilities", np.full(3, 1 / 3, np.float32)),
         ("prior_probabilities", [0.5, 0.25, 0.25]),
+        ("policy_table", np.ones(4)),
+        ("policy_table", np.ones(6, np.float32)),
+        ("policy_table", np.ones((2, 3))),
+        ("policy_numbers", np.ones(1)),
+        ("num_awake_rounds", np.zeros(2, np.int32)),
+        ("num_awake_rounds", np.zeros(3, np.int64)),
     ],
 )
 def test_invalid_fields_of_an_event_are_refused_by_name(name: str, value: Any) -> None:
@@ -117,6 +124,10 @@ def test_invalid_fields_of_an_event_are_refused_by_name(name: str, value: Any) -
         ("rounds.draft_seconds", 0, NAN),
         ("rounds.verify_seconds", 0, -0.1),
         ("rounds.score_seconds", 0, np.inf),
+        ("rounds.batch_size", 0, 0),
+        ("rounds.score_probability", 1, 0.0),
+        ("rounds.score_probability", 1, 1.5),
+        ("rounds.score_probability", 0, NAN),
         ("windows.num_levels", 2, 0),
         ("windows.num_levels", 2, 3),
         ("windows.start", 0, 4),
@@ -143,6 +154,40 @@ def test_invalid_elements_are_refused_with_their_place_and_value(
     indices = index if isinstance(index, tuple) else (index,)
     assert refusal.value.path == path + "".join(f"[{i}]" for i in indices)
     assert refusal.value.found == str(values[index])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("policy_table", NAN), ("policy_table", np.inf), ("policy_numbers", NAN)],
+)
+def test_invalid_numbers_of_a_carried_state_are_refused_with_their_place(
+    name: str, value: float
+) -> None:
+    state: dict[str, Any] = {"policy_table": np.ones(6), "policy_numbers": np.ones(2)}
+    state[name][1] = value
+    with pytest.raises(ContractError) as refusal:
+        replace(EVENT, **state)
+    assert (refusal.value.path, refusal.value.found) == (f"{name}[1]", str(value))
+
+
+def test_invalid_a_carried_state_after_the_first_segment_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"policy_table: found 6 values, expected none in segm"):
+        replace(make_event(segment_index=1), policy_table=np.ones(6))
+
+
+def test_invalid_a_drafter_that_was_awake_in_more_rounds_than_there_were_is_refused() -> None:
+    num_rounds = EVENT.rounds.first_position.size
+    awake = np.array([0, num_rounds, num_rounds + 1], np.int32)
+    with pytest.raises(ContractError) as refusal:
+        replace(EVENT, num_awake_rounds=awake)
+    assert refusal.value.path == "num_awake_rounds[2]"
+    assert refusal.value.expected == f"0..{num_rounds}"
+
+
+def test_what_is_not_said_of_a_round_is_that_it_was_alone_and_is_scored() -> None:
+    rounds = EVENT.rounds
+    assert rounds.batch_size.tolist() == [1] * rounds.first_position.size
+    assert rounds.score_probability.tolist() == [1.0] * rounds.first_position.size
 
 
 ARRAYS = [

@@ -45,6 +45,8 @@ MESSAGES: dict[str, Message] = {
     "drafter_released": make_release(),
 }
 NAMES = sorted(MESSAGES)
+LATER_FIELDS = ("policy_table", "policy_numbers", "num_awake_rounds")
+EMPTY = np.empty(0, np.int16)
 
 
 @pytest.fixture
@@ -148,10 +150,26 @@ def test_a_frame_starts_with_zero_and_the_schema_id_of_the_file(name: str) -> No
     assert int.from_bytes(data[1:5], "big") == PACKAGED.newest[name].schema_id
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_frames_stored_by_version_1_are_still_read_and_written_alike(name: str) -> None:
-    data = (DATA / f"{name}.v1.bin").read_bytes()
-    assert encode(DECODERS[name](data)) == data
+@pytest.mark.parametrize(
+    "file", ["verification_event.v2", "policy_published.v1", "drafter_released.v1"]
+)
+def test_frames_stored_by_the_newest_version_are_still_read_and_written_alike(file: str) -> None:
+    data = (DATA / f"{file}.bin").read_bytes()
+    assert encode(DECODERS[file.split(".")[0]](data)) == data
+
+
+def test_an_event_stored_by_version_1_is_read_with_the_defaults_of_what_came_later() -> None:
+    first, second = (
+        decode_verification_event((DATA / f"verification_event.v{version}.bin").read_bytes())
+        for version in (1, 2)
+    )
+    assert first.policy_table.size == first.policy_numbers.size == first.num_awake_rounds.size == 0
+    assert set(first.rounds.batch_size) == set(first.rounds.score_probability) == {1}
+    later = {name: getattr(second, name) for name in LATER_FIELDS}
+    assert all(len(values) for values in later.values())
+    assert first_difference(replace(first, rounds=second.rounds, **later), second) is None
+    rounds = replace(second.rounds, batch_size=EMPTY, score_probability=EMPTY.astype(np.float32))
+    assert first_difference(first.rounds, rounds) is None
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -205,7 +223,7 @@ def test_invalid_a_wrong_magic_byte_is_refused() -> None:
 
 def test_invalid_an_unknown_schema_id_is_refused_with_the_known_ones() -> None:
     data = b"\x00" + (10_999).to_bytes(4, "big") + encode(make_event())[5:]
-    with pytest.raises(ContractError, match="schema_id: found 10999, expected one of 10001"):
+    with pytest.raises(ContractError, match="schema_id: found 10999, expected one of 10001, 10002"):
         decode_verification_event(data)
 
 
@@ -213,7 +231,7 @@ def test_invalid_a_message_of_another_type_is_refused_by_name() -> None:
     with pytest.raises(ContractError, match="policy_published") as refusal:
         decode_verification_event(encode(make_policy()))
     assert refusal.value.path == "schema_id"
-    assert refusal.value.expected == "10001 (verification_event)"
+    assert refusal.value.expected == "10002 (verification_event)"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -254,8 +272,8 @@ def test_invalid_noise_after_a_good_head_is_refused(name: str, body: bytes) -> N
 
 def test_invalid_a_body_that_claims_another_version_is_refused() -> None:
     frame = bytearray(encode(make_event()))
-    frame[5] = 14  # the zigzag varint of 7, in place of schema_version 1
-    with pytest.raises(ContractError, match="schema_version: found 7, expected 1"):
+    frame[5] = 14  # the zigzag varint of 7, in place of schema_version 2
+    with pytest.raises(ContractError, match="schema_version: found 7, expected 2"):
         decode_verification_event(bytes(frame))
 
 

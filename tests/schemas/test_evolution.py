@@ -54,8 +54,8 @@ def test_this_build_reads_the_wire_of_an_older_one_and_fills_the_defaults() -> N
 
 
 def test_an_older_build_reads_the_wire_of_a_newer_one_whose_schema_it_is_given() -> None:
-    new, event = stored_schema(2), make_event(with_content=True)
-    extra = {"schema_version": 2, "worker_region": "north", "energy_joules": 1.5}
+    new, event = stored_schema(3), make_event(with_content=True)
+    extra = {"schema_version": 3, "worker_region": "north", "energy_joules": 1.5}
     data = framed(new, from_verification_event(event) | extra)
     decoded = decode_verification_event(data, table=PACKAGED.knowing(new))
     assert first_difference(event, decoded) is None
@@ -63,20 +63,20 @@ def test_an_older_build_reads_the_wire_of_a_newer_one_whose_schema_it_is_given()
 
 def test_a_newer_build_reads_what_this_one_writes() -> None:
     event = make_event(with_content=True)
-    newer = SchemaTable.of([stored_schema(2), *PACKAGED.by_id.values()])
-    assert newer.newest["verification_event"].version == 2
+    newer = SchemaTable.of([stored_schema(3), *PACKAGED.by_id.values()])
+    assert newer.newest["verification_event"].version == 3
     assert same_message(event, decode_verification_event(encode(event), table=newer))
 
 
 def test_knowing_a_newer_schema_does_not_change_what_is_written() -> None:
     event = make_event()
-    assert encode(event, table=PACKAGED.knowing(stored_schema(2))) == encode(event)
+    assert encode(event, table=PACKAGED.knowing(stored_schema(3))) == encode(event)
 
 
 def test_invalid_the_wire_of_a_newer_build_without_its_schema_is_refused() -> None:
-    record = from_verification_event(make_event()) | {"schema_version": 2}
-    data = framed(stored_schema(2), record)
-    with pytest.raises(ContractError, match="schema_id: found 10002, expected one of 10001"):
+    record = from_verification_event(make_event()) | {"schema_version": 3}
+    data = framed(stored_schema(3), record)
+    with pytest.raises(ContractError, match="schema_id: found 10003, expected one of 10001, 10002"):
         decode_verification_event(data)
 
 
@@ -95,7 +95,7 @@ def test_invalid_a_schema_that_cannot_be_resolved_is_refused() -> None:
 
 def test_every_schema_id_is_given_once_and_every_message_has_its_own_thousands() -> None:
     ids = [schema.schema_id for schema in PACKAGED.by_id.values()]
-    assert len(set(ids)) == 3
+    assert len(set(ids)) == len(ids) == 4
     for schema in PACKAGED.by_id.values():
         assert schema.schema_id % 10_000 == schema.version
 
@@ -108,32 +108,49 @@ def test_files_of_an_older_version_are_read_with_their_defaults() -> None:
     assert first_difference(events_from_table(current), events_from_table(older)) is None
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_old_and_new_files_concatenate_in_either_order(order: tuple[int, int]) -> None:
+def test_lists_that_older_files_lack_are_as_long_as_their_rounds() -> None:
+    older, current = (read_table(DATA / f"events.v{version}.parquet") for version in (1, 2))
+    for name in ("rounds_batch_size", "rounds_score_probability"):
+        sizes = [len(row) for row in current[name].to_pylist()]
+        assert sizes == [len(row) for row in older["rounds_first_position"].to_pylist()]
+        assert older[name].to_pylist() == [[1] * size for size in sizes]
+    for name in ("policy_table", "policy_numbers", "num_awake_rounds"):
+        assert older[name].to_pylist() == [[], [], []]
+        assert all(current[name].to_pylist())
+
+
+def test_columns_that_came_later_do_not_change_the_others() -> None:
+    older, current = (read_table(DATA / f"events.v{version}.parquet") for version in (1, 2))
+    names = [column.name for column in columns_of(1) if column.name != "schema_version"]
+    assert older.select(names).equals(current.select(names))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_old_and_new_files_concatenate_in_either_order(order: tuple[int, ...]) -> None:
     tables = [read_table(DATA / f"events.v{version}.parquet") for version in order]
     rows = events_from_table(pa.concat_tables(tables))
-    assert [row.event.sequence for row in rows] == [0, 1, 2, 0, 1, 2]
+    assert [row.event.sequence for row in rows] == [0, 1, 2] * 3
 
 
 def test_invalid_a_file_of_a_newer_version_is_refused_with_both_versions() -> None:
     with pytest.raises(ContractError) as refusal:
-        read_table(DATA / "events.v2.parquet")
+        read_table(DATA / "events.v3.parquet")
     assert refusal.value.path == "schema_version"
-    assert refusal.value.found == "2"
+    assert refusal.value.found == "3"
     assert refusal.value.expected.startswith(f"<= {SCHEMA_VERSION};")
 
 
 def test_invalid_newer_rows_are_refused_even_when_the_file_says_nothing(tmp_path: Path) -> None:
-    table = pq.read_table(DATA / "events.v2.parquet").replace_schema_metadata(None)
+    table = pq.read_table(DATA / "events.v3.parquet").replace_schema_metadata(None)
     pq.write_table(table, tmp_path / "mixed.parquet")
-    with pytest.raises(ContractError, match="schema_version: found 2"):
+    with pytest.raises(ContractError, match="schema_version: found 3"):
         read_table(tmp_path / "mixed.parquet")
 
 
 def test_invalid_an_empty_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    table = pq.read_table(DATA / "events.v2.parquet").slice(0, 0)
+    table = pq.read_table(DATA / "events.v3.parquet").slice(0, 0)
     pq.write_table(table, tmp_path / "empty.parquet")
-    with pytest.raises(ContractError, match="schema_version: found 2"):
+    with pytest.raises(ContractError, match="schema_version: found 3"):
         read_table(tmp_path / "empty.parquet")
 
 
@@ -149,16 +166,23 @@ def test_a_column_that_came_later_can_be_filled_in_older_files() -> None:
         assert column.since == 1 or column.nullable or column.default is not None
     assert columns_of(SCHEMA_VERSION) == COLUMNS
     assert columns_of(0) == ()
+    assert {column.name for column in set(COLUMNS) - set(columns_of(1))} == {
+        *("policy_table", "policy_numbers", "num_awake_rounds"),
+        *("rounds_batch_size", "rounds_score_probability"),
+    }
 
 
 def test_defaults_of_columns_are_those_of_the_wire() -> None:
-    fields = {field["name"]: field for field in PACKAGED.by_id[10_001].parsed["fields"]}
-    wire = {f"sampling_{one['name']}": one for one in fields["sampling"]["type"]["fields"]}
-    wire["schema_version"] = fields["schema_version"]
+    fields = {field["name"]: field for field in PACKAGED.by_id[10_002].parsed["fields"]}
+    for part in ("sampling", "rounds"):
+        fields |= {f"{part}_{one['name']}": one for one in fields[part]["type"]["fields"]}
+    wire = {name: field["default"] for name, field in fields.items() if "default" in field}
     declared = {column.name: column.default for column in COLUMNS if column.default is not None}
-    assert declared == {
-        name: field["default"] for name, field in wire.items() if "default" in field
-    }
+    assert declared.keys() == wire.keys() - {"content"}
+    for column in COLUMNS:
+        # Empty bytes stand for an empty list, or for the default in every round.
+        if column.default is not None and wire[column.name] != "":
+            assert column.default == wire[column.name], column.name
 
 
 def test_the_table_of_events_has_exactly_the_declared_columns() -> None:
