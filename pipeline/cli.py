@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipeline.cli_topics import topics
 from pipeline.settings import Settings, SettingsError, load_settings
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure; each command prints what it saw and can write JSON.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
+app.add_typer(topics, name="topics", no_args_is_help=True)
 
 ConfigOption = Annotated[
     Path | None,
@@ -86,11 +88,13 @@ def demo(
 def learner(config: ConfigOption = None) -> None:
     """Learn selection and weights from verification events until told to stop."""
     from pipeline.locks import only_one
-    from pipeline.wiring import build_learner, open_log
+    from pipeline.wiring import build_learner, open_log_patiently
 
     settings = _settings(config)
     stop = _stop_on_signals()
-    log = open_log(settings)
+    log = open_log_patiently(settings, stop)
+    if log is None:
+        return
     try:
         # Two would both train and number every version.
         with only_one(settings.data, "learner", cure="end it, or use another data folder"):
@@ -102,11 +106,13 @@ def learner(config: ConfigOption = None) -> None:
 @app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
 def archiver(config: ConfigOption = None) -> None:
     """Write verification events to the Parquet log until told to stop."""
-    from pipeline.wiring import build_archiver, open_log
+    from pipeline.wiring import build_archiver, open_log_patiently
 
     settings = _settings(config)
     stop = _stop_on_signals()
-    log = open_log(settings)
+    log = open_log_patiently(settings, stop)
+    if log is None:
+        return
     try:
         with build_archiver(settings, log) as service:
             service.run(stop)

@@ -82,6 +82,43 @@ class EventLogSettings(Section):
     """A folder, `sqlite:///FILE` or `kafka://host:port,host:port`; empty = in the data folder."""
     num_partitions: int = Field(default=1, ge=1, le=10_000)
     """Partitions of the topic of verification events, which bounds the number of learners."""
+    retention_days: float = Field(default=7.0, gt=0, le=3650)
+    """Days after which a broker deletes verification events and dead letters."""
+
+
+class KafkaSettings(Section):
+    """How the broker of a `kafka://` event log is talked to."""
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """`SSL` encrypts, `SASL_...` asks for a name and a password."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """How name and password are proved."""
+    sasl_username: str = ""
+    """The name."""
+    sasl_password: str = Field(default="", repr=False)
+    """The password; better in the environment than in the file."""
+    ssl_ca_file: Folder | None = None
+    """Certificates that the broker's must be signed by; unset = those of the machine."""
+    ssl_certificate_file: Folder | None = None
+    """This client's certificate, if the broker asks for one."""
+    ssl_key_file: Folder | None = None
+    """Private key of that certificate."""
+    ssl_checks_hostname: bool = True
+    """Refuse a broker whose certificate names another host."""
+    compression: Literal["zstd", "lz4"] = "zstd"
+    """Codec of the batches: `zstd` is smaller, `lz4` is faster."""
+    batch_bytes: int = Field(default=256 * 2**10, ge=2**10, le=8 * 2**20)
+    """Bytes of a partition that are sent together."""
+    linger_milliseconds: int = Field(default=5, ge=0, le=10_000)
+    """How long a batch waits to be filled."""
+    timeout_seconds: float = Field(default=30.0, gt=0, le=600)
+    """How long a call waits for the broker."""
+    session_timeout_seconds: float = Field(default=15.0, ge=1, le=600)
+    """A learner that was silent for so long loses its partitions to the others."""
+    replication_factor: int = Field(default=-1, ge=-1, le=100)
+    """Copies of the topics made here; -1 = the broker's default."""
+    schema_registry: str = ""
+    """Address of a schema registry, `http://host:8081`; empty = schema ids come from Draftloop."""
 
 
 class DrafterSettings(Section):
@@ -208,6 +245,7 @@ class Settings(Section):
     cache: Folder | None = None
     """Folder of converted models; unset = the user's cache folder."""
     event_log: EventLogSettings = EventLogSettings()
+    kafka: KafkaSettings = KafkaSettings()
     model: ModelSettings = ModelSettings()
     drafters: Annotated[tuple[DrafterSettings, ...], AfterValidator(_pool)] = DEFAULT_POOL
     """The pool, as `[[drafters]]` tables; their order is the order of every array."""

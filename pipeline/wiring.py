@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +24,7 @@ from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
 from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
-from pipeline.archiver import Archiver
+from pipeline.archiver import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Archiver
 from pipeline.boards import (
     LogEventSender,
     LogEventSource,
@@ -31,12 +34,13 @@ from pipeline.boards import (
 )
 from pipeline.dead_letters import DeadLetterTopic
 from pipeline.drafters import HeadLoader, draft_vocabulary, pool_drafters, trainable
-from pipeline.eventlog.opening import declared_topics, open_event_log
-from pipeline.eventlog.ports import EventLog
+from pipeline.eventlog.opening import open_event_log
+from pipeline.eventlog.ports import EventLog, EventLogUnavailableError
 from pipeline.features import FeatureRecorder, RecordedFeatures
 from pipeline.inbox import LogInbox
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
+from pipeline.topics import TopicPlan, create_topics
 from schemas.events import VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 
@@ -45,18 +49,63 @@ CLOSE_SECONDS = 10.0
 
 Progress = Callable[[str], None]
 
+logger = logging.getLogger(__name__)
+
 
 def utc_now() -> datetime:
     """Return the time in UTC."""
     return datetime.now(UTC)
 
 
+def topic_plan(settings: Settings) -> TopicPlan:
+    """Return the declaration of the topics."""
+    return TopicPlan(
+        num_partitions=settings.event_log.num_partitions,
+        retention_days=settings.event_log.retention_days,
+    )
+
+
+def bare_log(settings: Settings) -> closing[EventLog]:
+    """Open the event log as it is, for the length of a ``with`` block."""
+    return closing(_event_log(settings))
+
+
 def open_log(settings: Settings) -> EventLog:
     """Open the event log and make sure that the declared topics are there."""
-    log = open_event_log(settings.event_log.url or str(settings.data))
-    for spec in declared_topics(settings.event_log.num_partitions):
-        log.create_topic(spec)
+    log = _event_log(settings)
+    try:
+        create_topics(log, topic_plan(settings))
+    except BaseException:
+        log.close()
+        raise
     return log
+
+
+def open_log_patiently(settings: Settings, stop: threading.Event) -> EventLog | None:
+    """Open the event log as soon as it can be reached, trying again with growing pauses.
+
+    Returns:
+        The log; None if ``stop`` was set before.
+    """
+    pause_seconds = FIRST_RETRY_SECONDS
+    while not stop.is_set():
+        try:
+            return open_log(settings)
+        except EventLogUnavailableError as error:
+            logger.warning("degraded, next try in %.1f s: %s", pause_seconds, error)
+            stop.wait(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LAST_RETRY_SECONDS)
+    return None
+
+
+def _event_log(settings: Settings) -> EventLog:
+    url = settings.event_log.url
+    if not url.startswith("kafka://"):
+        return open_event_log(url or str(settings.data))
+    # Imported here: without Kafka nothing of it is loaded.
+    from pipeline.kafka_options import kafka_options
+
+    return open_event_log(url, kafka_options(settings.kafka))
 
 
 def open_target(settings: Settings, *, progress: Progress | None = None) -> Target:

@@ -95,6 +95,14 @@ class EmbeddedEventLog:
         """
         return self._topic(topic)[1].num_partitions
 
+    def describe_topic(self, topic: str) -> TopicSpec:
+        """Return the topic as it was created.
+
+        Raises:
+            UnknownTopicError: If the topic does not exist.
+        """
+        return self._topic(topic)[1]
+
     def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
         """Append in order and return (partition, offset) of each, once all are durable."""
         topic_id, spec = self._topic(topic)

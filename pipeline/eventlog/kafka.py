@@ -18,26 +18,30 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.admin import ConfigResource
 from kafka.errors import (
+    AuthorizationError,
     InvalidTopicError,
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
     MessageSizeTooLargeError,
     OffsetOutOfRangeError,
+    SaslAuthenticationFailedError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
 from kafka.structs import OffsetAndMetadata
 
-from pipeline.eventlog.kafka_clients import MAX_MESSAGE_BYTES, KafkaClients
+from pipeline.eventlog.kafka_clients import KafkaClients, KafkaOptions
 from pipeline.eventlog.ports import (
     EventLogError,
+    EventLogUnavailableError,
     Message,
     StoredMessage,
     TopicSpec,
     UnknownTopicError,
 )
 from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
+from pipeline.topics import MAX_MESSAGE_BYTES
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -60,25 +64,16 @@ class KafkaEventLog:
 
     Args:
         bootstrap_servers: ``host:port`` of one or more brokers.
-        timeout_seconds: How long a call waits for the broker before it gives up, > 0.
-        compression: Codec of the batches, ``lz4`` or ``zstd``.
-        replication_factor: Copies of the topics made here; -1 for the broker's default.
+        options: How the broker is talked to.
     """
 
     def __init__(
-        self,
-        bootstrap_servers: Sequence[str],
-        *,
-        timeout_seconds: float = 30.0,
-        compression: str = "lz4",
-        replication_factor: int = -1,
+        self, bootstrap_servers: Sequence[str], options: KafkaOptions | None = None
     ) -> None:
         self._servers = list(bootstrap_servers)
-        self._timeout_seconds = timeout_seconds
-        self._clients = KafkaClients(
-            self._servers, timeout_seconds=timeout_seconds, compression=compression
-        )
-        self._replication_factor = replication_factor
+        self._options = options or KafkaOptions()
+        self._timeout_seconds = self._options.timeout_seconds
+        self._clients = KafkaClients(self._servers, self._options)
         self._name_to_spec: dict[str, TopicSpec] = {}
         self._purpose_to_consumer: dict[tuple[str, ...], _GuardedConsumer] = {}
         self._admin: Any = None
@@ -95,10 +90,11 @@ class KafkaEventLog:
         """
         declared = {
             "num_partitions": spec.num_partitions,
-            "replication_factor": self._replication_factor,
+            "replication_factor": self._options.replication_factor,
             "configs": {
-                "cleanup.policy": "compact" if spec.is_compacted else "delete",
                 "max.message.bytes": str(MAX_MESSAGE_BYTES),
+                **spec.configs,
+                "cleanup.policy": "compact" if spec.is_compacted else "delete",
             },
         }
         with self._translated(spec.name), self._lock:
@@ -117,6 +113,15 @@ class KafkaEventLog:
             UnknownTopicError: If the topic does not exist.
         """
         return self._spec(topic).num_partitions
+
+    def describe_topic(self, topic: str) -> TopicSpec:
+        """Return the topic as it is now, with the settings that the broker tells.
+
+        Raises:
+            UnknownTopicError: If the topic does not exist.
+        """
+        self._name_to_spec.pop(topic, None)
+        return self._spec(topic)
 
     def append(self, topic: str, messages: Sequence[Message]) -> Sequence[tuple[int, int]]:
         """Append in order and return (partition, offset) of each, once all are durable."""
@@ -250,6 +255,7 @@ class KafkaEventLog:
             name=topic,
             num_partitions=len(found["partitions"]),
             is_compacted="compact" in configs["cleanup.policy"]["value"],
+            configs={name: str(one["value"]) for name, one in configs.items()},
         )
         self._name_to_spec[topic] = spec
         return spec
@@ -320,13 +326,25 @@ class KafkaEventLog:
         try:
             yield
         except KafkaError as error:
-            cause = str(error).splitlines()[0][:300]
-            raise EventLogError(f"{self._where}: topic {topic}: {cause}; {_cure(error)}") from error
+            raise translated(error, f"{self._where}: topic {topic}") from error
+
+
+def translated(error: KafkaError, where: str) -> EventLogError:
+    """Return the error in one line, with the cure."""
+    is_away = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
+    kind = EventLogUnavailableError if is_away else EventLogError
+    # The client's timeouts say nothing, and its connection errors end with what went wrong.
+    cause = (str(error) or type(error).__name__).splitlines()[0][:300]
+    return kind(f"{where}: {cause}; {_cure(error)}")
 
 
 def _cure(error: KafkaError) -> str:
     if isinstance(error, KafkaTimeoutError | KafkaConnectionError):
         return "start the broker or correct its address"
+    if isinstance(error, SaslAuthenticationFailedError):
+        return "correct kafka.sasl_username, kafka.sasl_password or kafka.sasl_mechanism"
+    if isinstance(error, AuthorizationError):
+        return "give this user the right to do it"
     if isinstance(error, MessageSizeTooLargeError):
         return f"keep messages under {MAX_MESSAGE_BYTES} bytes"
     if isinstance(error, InvalidTopicError):

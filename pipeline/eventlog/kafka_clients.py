@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.net.compat import KafkaNetClient
 
-MAX_MESSAGE_BYTES = 8 * 2**20
-"""Largest message that our topics and our producer accept."""
+from pipeline.topics import MAX_MESSAGE_BYTES
 
-_BATCH_BYTES = 256 * 2**10
-_LINGER_MILLISECONDS = 5
 _LONGEST_RECONNECT_MILLISECONDS = 1000
+_HEARTBEATS_PER_SESSION = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KafkaOptions:
+    """How a broker is talked to.
+
+    Attributes:
+        timeout_seconds: How long a call waits for the broker before it gives up, > 0.
+        compression: Codec of the batches, ``lz4`` or ``zstd``.
+        batch_bytes: Bytes of a partition that are sent together.
+        linger_milliseconds: How long a batch waits to be filled.
+        replication_factor: Copies of the topics made here; -1 for the broker's default.
+        session_timeout_seconds: A member of a group that was silent for so long has left it.
+        security: TLS and SASL settings by the client's own names, passed through.
+    """
+
+    timeout_seconds: float = 30.0
+    compression: str = "lz4"
+    batch_bytes: int = 256 * 2**10
+    linger_milliseconds: int = 5
+    replication_factor: int = -1
+    session_timeout_seconds: float = 15.0
+    security: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class KafkaClients:
@@ -21,16 +44,13 @@ class KafkaClients:
 
     Args:
         bootstrap_servers: ``host:port`` of one or more brokers.
-        timeout_seconds: How long building a client, or a request of it, may take, > 0.
-        compression: Codec of the producer's batches.
+        options: How it is talked to.
     """
 
-    def __init__(
-        self, bootstrap_servers: Sequence[str], *, timeout_seconds: float, compression: str
-    ) -> None:
+    def __init__(self, bootstrap_servers: Sequence[str], options: KafkaOptions) -> None:
         self._servers = list(bootstrap_servers)
-        self._timeout_milliseconds = round(1000 * timeout_seconds)
-        self._compression = compression
+        self._options = options
+        self._timeout_milliseconds = round(1000 * options.timeout_seconds)
 
     def admin(self) -> Any:
         """Build a client that makes and describes topics."""
@@ -48,6 +68,21 @@ class KafkaClients:
         }
         return self._build(KafkaConsumer, settings)
 
+    def member(self, group: str) -> Any:
+        """Build a consumer that joins a group, which gives and takes partitions one by one."""
+        session_milliseconds = round(1000 * self._options.session_timeout_seconds)
+        settings = {
+            "group_id": group,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "latest",
+            "allow_auto_create_topics": False,
+            "metrics_enabled": False,
+            "partition_assignment_strategy": [CooperativeStickyAssignor],
+            "session_timeout_ms": session_milliseconds,
+            "heartbeat_interval_ms": session_milliseconds // _HEARTBEATS_PER_SESSION,
+        }
+        return self._build(KafkaConsumer, settings)
+
     def producer(self) -> Any:
         """Build a producer that calls a message sent once all replicas have it."""
         settings = {
@@ -56,9 +91,9 @@ class KafkaClients:
             "delivery_timeout_ms": 2 * self._timeout_milliseconds,
             "enable_idempotence": True,
             "acks": "all",
-            "compression_type": self._compression,
-            "batch_size": _BATCH_BYTES,
-            "linger_ms": _LINGER_MILLISECONDS,
+            "compression_type": self._options.compression,
+            "batch_size": self._options.batch_bytes,
+            "linger_ms": self._options.linger_milliseconds,
             "max_request_size": MAX_MESSAGE_BYTES,
             "allow_auto_create_topics": False,
             "metrics_enabled": False,
@@ -80,6 +115,7 @@ class KafkaClients:
                 request_timeout_ms=self._timeout_milliseconds,
                 reconnect_backoff_max_ms=_LONGEST_RECONNECT_MILLISECONDS,
                 kafka_client=remembered_connection,
+                **self._options.security,
                 **settings,
             )
         except BaseException:

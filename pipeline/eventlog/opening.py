@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.ports import EventLog, EventLogError, TopicSpec
-from schemas import topics
+from pipeline.eventlog.ports import EventLog, EventLogError
+from pipeline.topics import declared_topics
+
+if TYPE_CHECKING:
+    from pipeline.eventlog.kafka_clients import KafkaOptions
+
+__all__ = ["FILE_NAME", "declared_topics", "open_event_log"]
 
 FILE_NAME = "eventlog.sqlite"
 """Name of the embedded log inside a folder."""
@@ -15,13 +21,14 @@ _SQLITE = "sqlite:///"
 _KAFKA = "kafka://"
 
 
-def open_event_log(url: str) -> EventLog:
+def open_event_log(url: str, kafka: KafkaOptions | None = None) -> EventLog:
     """Open the embedded log or the one on a Kafka broker.
 
     Args:
         url: ``kafka://host:port,host:port``; or ``sqlite:///`` and the path of a file, as in
             ``sqlite:///data/log.sqlite`` (relative) and ``sqlite:////srv/log.sqlite``
             (absolute); or the plain path of a folder, which then holds ``eventlog.sqlite``.
+        kafka: How a broker is talked to.
 
     Raises:
         EventLogError: If the URL is of another kind, or the embedded log cannot be opened. A
@@ -34,27 +41,12 @@ def open_event_log(url: str) -> EventLog:
         # Imported here: the embedded log must not pay for the Kafka client's start-up.
         from pipeline.eventlog.kafka import KafkaEventLog
 
-        return KafkaEventLog(servers)
+        return KafkaEventLog(servers, kafka)
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return EmbeddedEventLog(Path(url.removeprefix(_SQLITE)))
     if "://" in url or not url:
         raise EventLogError(f"event log {url!r}: use a folder, sqlite:///FILE or kafka://host:port")
     return EmbeddedEventLog(Path(url) / FILE_NAME)
-
-
-def declared_topics(num_partitions: int) -> list[TopicSpec]:
-    """Return every topic of the loop.
-
-    Args:
-        num_partitions: Of the verification events, >= 1. The others see few messages and have
-            one partition each, so that one read in one order shows all of them.
-    """
-    return [
-        TopicSpec(name=topics.VERIFICATION_EVENTS, num_partitions=num_partitions),
-        TopicSpec(name=topics.POLICIES, num_partitions=1, is_compacted=True),
-        TopicSpec(name=topics.DRAFTER_RELEASES, num_partitions=1, is_compacted=True),
-        TopicSpec(name=topics.DEAD_LETTERS, num_partitions=1),
-    ]
 
 
 def _has_port(server: str) -> bool:

@@ -32,11 +32,16 @@ class StoredMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicSpec:
-    """A topic as declared. A compacted topic keeps at least the newest message of every key."""
+    """A topic as declared. A compacted topic keeps at least the newest message of every key.
+
+    ``configs`` are the broker's settings of the topic, by the broker's names; a log that has none
+    of them passes over them.
+    """
 
     name: str
     num_partitions: int
     is_compacted: bool = False
+    configs: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class EventLog(Protocol):
@@ -57,6 +62,13 @@ class EventLog(Protocol):
 
     def num_partitions(self, topic: str) -> int:
         """Return the number of partitions.
+
+        Raises:
+            UnknownTopicError: If the topic does not exist.
+        """
+
+    def describe_topic(self, topic: str) -> TopicSpec:
+        """Return the topic as it is now, with the settings that the broker tells.
 
         Raises:
             UnknownTopicError: If the topic does not exist.
@@ -102,6 +114,10 @@ class EventLog(Protocol):
 
 class EventLogError(Exception):
     """The event log could not do what was asked; the message names the topic and the cure."""
+
+
+class EventLogUnavailableError(EventLogError):
+    """The event log cannot be reached just now; it may come back by itself."""
 
 
 class UnknownTopicError(EventLogError):

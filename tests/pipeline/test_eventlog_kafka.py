@@ -18,8 +18,9 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
 from pipeline.eventlog.kafka import KafkaEventLog
-from pipeline.eventlog.kafka_clients import MAX_MESSAGE_BYTES
+from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.ports import EventLogError, Message, TopicSpec
+from pipeline.topics import MAX_MESSAGE_BYTES
 from tests.integration.broker import BOOTSTRAP_VARIABLE, free_port, own_broker
 
 COMPACTION_SECONDS = 20.0
@@ -73,7 +74,7 @@ def test_a_key_goes_where_every_kafka_client_sends_it(log: KafkaEventLog) -> Non
 @pytest.mark.external_service
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_batches_in_either_codec_are_read_back(bootstrap_servers: str, compression: str) -> None:
-    log = KafkaEventLog(bootstrap_servers.split(","), compression=compression)
+    log = KafkaEventLog(bootstrap_servers.split(","), KafkaOptions(compression=compression))
     topic = new_topic(log, 1)
     messages = [Message(key=b"k", value=b"%d" % n * 100) for n in range(50)]
     log.append(topic, messages)
@@ -155,7 +156,7 @@ def test_invalid_topic_name_is_refused_in_one_line(log: KafkaEventLog) -> None:
 @pytest.mark.usefixtures("forgotten_sockets")
 def test_invalid_address_is_refused_with_the_address_and_the_cure() -> None:
     port = free_port()
-    log = KafkaEventLog([f"127.0.0.1:{port}"], timeout_seconds=0.5)
+    log = KafkaEventLog([f"127.0.0.1:{port}"], KafkaOptions(timeout_seconds=0.5))
     threads = set(threading.enumerate())
     start = time.monotonic()
     for _ in range(2):
@@ -174,7 +175,7 @@ def test_a_broker_that_goes_away_is_reported_and_used_again_once_it_is_back(
 ) -> None:
     port = free_port()
     with own_broker(tmp_path, port) as servers:
-        log = KafkaEventLog([servers], timeout_seconds=1.0)
+        log = KafkaEventLog([servers], KafkaOptions(timeout_seconds=1.0))
         topic = new_topic(log, 1)
         log.append(topic, [Message(key=b"k", value=b"v")])
         assert len(log.read(topic, 0, 0)) == 1

@@ -48,7 +48,7 @@ def test_invalid_url_is_refused_with_what_to_write(url: str) -> None:
 def test_only_what_is_looked_up_by_key_is_compacted() -> None:
     assert declared_topics(6) == [
         TopicSpec(name=topics.VERIFICATION_EVENTS, num_partitions=6),
-        TopicSpec(name=topics.POLICIES, num_partitions=1, is_compacted=True),
+        TopicSpec(name=topics.POLICIES, num_partitions=6, is_compacted=True),
         TopicSpec(name=topics.DRAFTER_RELEASES, num_partitions=1, is_compacted=True),
         TopicSpec(name=topics.DEAD_LETTERS, num_partitions=1),
     ]

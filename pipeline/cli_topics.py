@@ -1,0 +1,63 @@
+"""``draftloop topics``: make, check and describe the topics of the event log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+topics = typer.Typer(help="The topics of the event log, from one declaration.")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
+]
+
+
+@topics.command(epilog="Example: [bold]draftloop topics create --config draftloop.toml[/bold]")
+def create(config: ConfigOption = None) -> None:
+    """Create the topics that are missing; refuse those that exist with another shape."""
+    from pipeline.settings import load_settings
+    from pipeline.topics import create_topics
+    from pipeline.wiring import bare_log, topic_plan
+
+    settings = load_settings(config)
+    with bare_log(settings) as log:
+        create_topics(log, topic_plan(settings))
+        Console().print(f"{len(topic_plan(settings).declared())} topics are as declared")
+
+
+@topics.command(epilog="Example: [bold]draftloop topics check[/bold] ends with status 1 if not.")
+def check(config: ConfigOption = None) -> None:
+    """Compare the topics with their declaration and change nothing."""
+    from pipeline.settings import load_settings
+    from pipeline.topics import check_topics
+    from pipeline.wiring import bare_log, topic_plan
+
+    settings = load_settings(config)
+    with bare_log(settings) as log:
+        differences = check_topics(log, topic_plan(settings))
+    for difference in differences:
+        Console().print(difference, highlight=False, soft_wrap=True)
+    if differences:
+        raise typer.Exit(1)
+    Console().print("all topics are as declared")
+
+
+@topics.command(epilog="Example: [bold]draftloop topics describe[/bold]")
+def describe(config: ConfigOption = None) -> None:
+    """Show the topics that are there, with their settings and how much they hold."""
+    from pipeline.settings import load_settings
+    from pipeline.topics import description
+    from pipeline.wiring import bare_log, topic_plan
+
+    settings = load_settings(config)
+    with bare_log(settings) as log:
+        rows = description(log, topic_plan(settings))
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)

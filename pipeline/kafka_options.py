@@ -1,0 +1,62 @@
+"""From the settings of the broker to the options of its clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.eventlog.kafka_clients import KafkaOptions
+from pipeline.settings import KafkaSettings, SettingsError
+
+
+def kafka_options(settings: KafkaSettings) -> KafkaOptions:
+    """Return what the settings ask of a client.
+
+    Raises:
+        SettingsError: If a file of certificates cannot be read, or a name or password is missing.
+    """
+    return KafkaOptions(
+        timeout_seconds=settings.timeout_seconds,
+        compression=settings.compression,
+        batch_bytes=settings.batch_bytes,
+        linger_milliseconds=settings.linger_milliseconds,
+        replication_factor=settings.replication_factor,
+        session_timeout_seconds=settings.session_timeout_seconds,
+        security=_security(settings),
+    )
+
+
+def _security(settings: KafkaSettings) -> dict[str, Any]:
+    protocol = settings.security_protocol
+    security: dict[str, Any] = {"security_protocol": protocol}
+    if "SSL" in protocol.split("_"):
+        security |= {
+            "ssl_check_hostname": settings.ssl_checks_hostname,
+            "ssl_cafile": _readable("ssl_ca_file", settings.ssl_ca_file),
+            "ssl_certfile": _readable("ssl_certificate_file", settings.ssl_certificate_file),
+            "ssl_keyfile": _readable("ssl_key_file", settings.ssl_key_file),
+        }
+    if protocol.startswith("SASL"):
+        for name in ("sasl_username", "sasl_password"):
+            if not getattr(settings, name):
+                raise SettingsError(
+                    f"kafka.{name} is empty: kafka.security_protocol = {protocol!r} needs it"
+                )
+        security |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": settings.sasl_password,
+        }
+    return security
+
+
+def _readable(name: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SettingsError(
+            f"kafka.{name} = {str(path)!r}: cannot be read: {error.strerror}"
+        ) from error
+    return str(path)
