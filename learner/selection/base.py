@@ -33,9 +33,11 @@ class Row(Enum):
     DISTRIBUTION = "distribution"
     """Sums to 1; a newcomer gets its share of it."""
     LOSS = "loss"
-    """Cumulative loss; a newcomer gets the mean of the others under the probabilities."""
+    """Cumulative loss; a newcomer gets what the others lost together."""
     REGRET = "regret"
-    """Evidence that counts from the newcomer's own start; it begins at 0."""
+    """Summed regret; a newcomer begins at 0, as if it had slept."""
+    COUNT = "count"
+    """Own observations; a newcomer has none."""
 
 
 class CompiledPolicy:
@@ -183,20 +185,48 @@ class CompiledPolicy:
         Raises:
             ValueError: If the new pool is empty.
         """
-        if not len(places):
-            raise ValueError("the new pool has no drafter, expected at least 1")
-        kept = np.asarray(places, dtype=np.int64)
-        is_new = kept < 0
+        new_to_old = _checked_places(places, self.num_drafters)
+        if not 0.0 < share < 1.0:
+            raise ValueError(f"share={share} outside (0, 1)")
+        is_new = new_to_old < 0
+        kept = new_to_old[~is_new]
         policy = type(self).__new__(type(self))
         policy.numbers = self.numbers.copy()
-        policy.table = np.empty((len(self.table), len(kept)))
+        policy.table = np.zeros((len(self.table), len(new_to_old)))
         for new, old, kind in zip(policy.table, self.table, self.rows, strict=True):
-            new[:] = np.where(is_new, 0.0, old[np.maximum(kept, 0)])
+            new[~is_new] = old[kept]
             if kind is Row.DISTRIBUTION:
                 _admit(new, is_new, share)
-            elif kind is Row.LOSS:
-                new[is_new] = float(self.table[PROBABILITIES] @ old)
+            elif kind is Row.LOSS and len(kept):
+                prior = self.table[PRIOR, kept] / self.table[PRIOR, kept].sum()
+                new[is_new] = self._newcomers_loss(old[kept], prior, len(new_to_old))
+        policy._weigh()
         return policy
+
+    def _newcomers_loss(
+        self, losses: NDArray[np.float64], prior: NDArray[np.float64], num_drafters: int
+    ) -> float:
+        """Return the cumulative loss with which a newcomer enters.
+
+        Args:
+            losses: Of those who stay, shape (S,), S >= 1.
+            prior: Theirs, shape (S,), sum 1.
+            num_drafters: Size of the new pool.
+        """
+        return float(losses.min())
+
+    def _weigh(self) -> None:
+        """Form the probabilities anew from the other rows, where they follow from those alone."""
+
+
+def _checked_places(places: Sequence[int], num_drafters: int) -> NDArray[np.int64]:
+    """Return places as an array, or refuse an empty pool, a wrong place or one named twice."""
+    if not len(places):
+        raise ValueError("the new pool has no drafter, expected at least 1")
+    kept = [place for place in places if place >= 0]
+    if max(kept, default=-1) >= num_drafters or len(set(kept)) < len(kept):
+        raise ValueError(f"places={list(places)}, expected each of 0..{num_drafters - 1} once")
+    return np.asarray(places, dtype=np.int64)
 
 
 def _admit(row: NDArray[np.float64], is_new: NDArray[np.bool_], share: float) -> None:

@@ -11,12 +11,18 @@ from numpy.typing import ArrayLike
 from learner.selection.ada_normal_hedge import AdaNormalHedge
 from learner.selection.ada_normal_hedge_grid import AdaNormalHedgeGrid
 from learner.selection.base import Choice, CompiledPolicy, Loss, Scope
+from learner.selection.exp3spec import Exp3Spec
 from learner.selection.fixed import Fixed
 from learner.selection.fixed_share import FixedShare
 from learner.selection.hedge import Hedge
 from learner.selection.leader import DiscountedFollowTheLeader, FollowTheLeader
+from learner.selection.metasd_ucb import MetaSdUcb
+from learner.selection.mixing_past_posteriors import MixingPastPosteriors
 from learner.selection.normal_hedge import NormalHedge
 from learner.selection.policy import PolicyState
+from learner.selection.squint import Squint
+from learner.selection.ucb import Ucb
+from learner.selection.ucbspec import UcbSpec
 
 DEFAULT_POLICY = AdaNormalHedgeGrid.name
 
@@ -26,10 +32,16 @@ POLICIES: Mapping[str, type[CompiledPolicy]] = {
         AdaNormalHedge,
         AdaNormalHedgeGrid,
         DiscountedFollowTheLeader,
+        Exp3Spec,
         FixedShare,
         FollowTheLeader,
         Hedge,
+        MetaSdUcb,
+        MixingPastPosteriors,
         NormalHedge,
+        Squint,
+        Ucb,
+        UcbSpec,
     )
 }
 
@@ -85,6 +97,7 @@ class PolicySpec:
         *,
         prior: ArrayLike | None = None,
         drafter_ids: Sequence[str] | None = None,
+        num_speculative_tokens: int | None = None,
     ) -> CompiledPolicy:
         """Make a fresh policy.
 
@@ -93,13 +106,19 @@ class PolicySpec:
             prior: Probabilities to start from, shape (N,), each > 0; None = uniform. Unread by
                 ``fixed``.
             drafter_ids: Ids of the drafters, in order.
+            num_speculative_tokens: K, for the policies that have it as a parameter, unless the
+                specification gives one.
 
         Raises:
             ValueError: If the drafter is unknown, the prior no distribution, or a parameter wrong.
         """
         if self.name == Fixed.name:
             return Fixed(num_drafters, self._drafter_index(num_drafters, drafter_ids))
-        return POLICIES[self.name](num_drafters, prior=prior, **dict(self.parameters))
+        policy = POLICIES[self.name]
+        parameters = dict(self.parameters)
+        if num_speculative_tokens is not None and "num_speculative_tokens" in policy.parameters:
+            parameters.setdefault("num_speculative_tokens", float(num_speculative_tokens))
+        return policy(num_drafters, prior=prior, **parameters)
 
     def _drafter_index(self, num_drafters: int, drafter_ids: Sequence[str] | None) -> int:
         ids: Sequence[Any] = [str(i) for i in range(num_drafters)]

@@ -43,6 +43,14 @@ def test_options_and_parameters_are_read_and_defaults_left_out() -> None:
     np.testing.assert_array_equal(spec.build(2).numbers, [1.0, 0.02])
 
 
+def test_policies_that_need_the_number_of_tokens_are_told() -> None:
+    for name in ("exp3spec", "ucbspec"):
+        told = parse_policy(name).build(3, num_speculative_tokens=4)
+        written = parse_policy(f"{name}:num_speculative_tokens=4").build(3)
+        np.testing.assert_array_equal(told.numbers, written.numbers)
+    assert parse_policy("hedge").build(3, num_speculative_tokens=4).num_drafters == 3
+
+
 def test_the_default_tracks_along_the_stream() -> None:
     spec = parse_policy(DEFAULT_POLICY)
     assert (spec.scope, spec.choice, spec.loss) == ("stream", "argmax", "first")
