@@ -28,12 +28,31 @@ class ReceivedEvent(Protocol):
         """The event itself, already checked."""
 
 
+class PartitionOwner(Protocol):
+    """Is told which partitions it owns, and seeks in each before it reads it."""
+
+    def on_assigned(self, partitions: Sequence[int]) -> None:
+        """Take these over from what was published of them."""
+
+    def on_revoked(self, partitions: Sequence[int]) -> None:
+        """Publish what is known of these, then forget it: they go to another learner."""
+
+    def on_lost(self, partitions: Sequence[int]) -> None:
+        """Forget these without a word: another learner has them already."""
+
+
 class EventSource(Protocol):
     """Verification events, per partition in offset order."""
 
     @property
     def partitions(self) -> Sequence[int]:
         """Partitions this learner owns."""
+
+    def listen(self, owner: PartitionOwner) -> None:
+        """Tell ``owner``, in ``poll``, of partitions that come and go after this call."""
+
+    def is_owner(self) -> bool:
+        """Tell whether the owned partitions are still this learner's, to publish and to commit."""
 
     def seek(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on."""
@@ -78,8 +97,8 @@ class Trainer(Protocol):
 class PolicyBoard(Protocol):
     """The compacted topic of policies: the learner's only store."""
 
-    def read_all(self) -> Sequence[PolicyPublished]:
-        """Return the newest policy of every stream."""
+    def read_all(self, partitions: Collection[int] | None = None) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream, or of the streams in some partitions."""
 
     def publish(self, policies: Sequence[PolicyPublished]) -> None:
         """Publish durably; returns once stored."""

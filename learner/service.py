@@ -9,7 +9,7 @@ all below it are stored: losing it costs time, not correctness.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -106,6 +106,7 @@ class PolicyLearner:
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Learn and train until ``stop()``, then publish what is left."""
+        self._source.listen(self)
         self.resume()
         while not stop():
             for received in self._source.poll(self._settings.poll_seconds):
@@ -125,20 +126,45 @@ class PolicyLearner:
         Raises:
             ContractError: If a policy is of another layout.
         """
-        policies = self._board.read_all()
-        streams = self._settings.streams
-        self._stream_to_state = {p.stream: StreamState.from_policy(p, streams) for p in policies}
-        self._partition_to_position = {
-            partition: (self._source.committed(partition) or 0) if policies else 0
-            for partition in self._source.partitions
-        }
-        self._committed = dict(self._partition_to_position)
+        self._stream_to_state.clear()
+        self._partition_to_position.clear()
+        self._committed.clear()
         self._unpublished_streams.clear()
         self._num_unpublished_events = 0
+        self.on_assigned(self._source.partitions)
+
+    def on_assigned(self, partitions: Sequence[int]) -> None:
+        """Continue in these partitions where their published policies end.
+
+        Raises:
+            ContractError: If a policy is of another layout.
+        """
         trainer_offsets = self._trainer.start_offsets() if self._trainer else None
-        for partition, position in self._partition_to_position.items():
+        for partition in partitions:
+            policies = self._board.read_all([partition])
+            for policy in policies:
+                state = StreamState.from_policy(policy, self._settings.streams)
+                self._stream_to_state[policy.stream] = state
+            position = (self._source.committed(partition) or 0) if policies else 0
+            self._partition_to_position[partition] = position
+            self._committed[partition] = position
             trained = position if trainer_offsets is None else trainer_offsets.get(partition, 0)
             self._source.seek(partition, min(position, trained))
+
+    def on_revoked(self, partitions: Sequence[int]) -> None:
+        """Publish and let go of these partitions."""
+        self.publish()
+        self.on_lost(partitions)
+
+    def on_lost(self, partitions: Sequence[int]) -> None:
+        """Let go of these partitions; what was not published is learned by their new owner."""
+        for stream, state in list(self._stream_to_state.items()):
+            if state.contained.partition_to_offset.keys() <= set(partitions):
+                del self._stream_to_state[stream]
+                self._unpublished_streams.discard(stream)
+        for partition in partitions:
+            self._partition_to_position.pop(partition, None)
+            self._committed.pop(partition, None)
 
     def learn_one(self, received: ReceivedEvent) -> Standing | None:
         """Learn the event if it is new.
@@ -190,7 +216,12 @@ class PolicyLearner:
             self._refused.set_aside(received, reason)
 
     def publish(self) -> None:
-        """Publish the streams that changed, then commit the positions they contain."""
+        """Publish the streams that changed, then commit the positions they contain.
+
+        A learner that is no longer the owner publishes nothing; its next poll says what it lost.
+        """
+        if self._unpublished_streams and not self._source.is_owner():
+            return
         policies = [
             self._stream_to_state[stream].to_policy(
                 self._settings.streams,

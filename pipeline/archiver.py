@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from pipeline.dead_letters import DeadLetter, DeadLetters
+from pipeline.dead_letters import DeadLetters
+from pipeline.event_decoding import decode_events
 from pipeline.eventlog.ports import EventLog, EventLogError, StoredMessage
 from pipeline.log_files import (
     EVENTS_FOLDER,
@@ -26,9 +27,7 @@ from pipeline.log_files import (
     publish_log_file,
     remove_unfinished,
 )
-from schemas.arrow import LoggedEvent, events_to_table
-from schemas.codec import decode_verification_event
-from schemas.errors import ContractError
+from schemas.arrow import events_to_table
 
 MAX_BYTES_PER_FILE = 64 * 2**20
 """Bytes of messages after which a file is cut, which bounds the memory of the archiver."""
@@ -255,7 +254,7 @@ class Archiver:
 
     def _write(self, partition: int, pending: _Pending) -> None:
         pending.is_sealed = True
-        rows, letters = self._decode(pending.messages)
+        rows, letters = decode_events(self._topic, pending.messages)
         # Before the file: once its name exists, nobody looks at these messages again.
         self._dead_letters.set_aside(letters)
         file = LogFile(
@@ -270,29 +269,6 @@ class Archiver:
         self.num_events += len(rows)
         self.num_files += 1
         self.num_dead_letters += len(letters)
-
-    def _decode(
-        self, messages: Sequence[StoredMessage]
-    ) -> tuple[list[LoggedEvent], list[DeadLetter]]:
-        rows, letters = [], []
-        for stored in messages:
-            try:
-                event = decode_verification_event(stored.message.value)
-            except ContractError as error:
-                letters.append(DeadLetter(topic=self._topic, stored=stored, reason=str(error)))
-                place = f"{self._topic}/{stored.partition} offset {stored.offset}"
-                logger.warning("%s, set aside: %s", place, error)
-                continue
-            rows.append(
-                LoggedEvent(
-                    topic=self._topic,
-                    partition=stored.partition,
-                    offset=stored.offset,
-                    appended_at=stored.appended_at,
-                    event=event,
-                )
-            )
-        return rows, letters
 
     def _alarm(self, error: Exception, retry_seconds: float) -> None:
         self.num_failures += 1

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from learner.ports import ReceivedEvent
+from learner.ports import PartitionOwner, ReceivedEvent
 from pipeline.dead_letters import DeadLetter, DeadLetterTopic
+from pipeline.event_decoding import decode_events
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
 from schemas.arrow import LoggedEvent
 from schemas.codec import (
     cloud_event_headers,
     decode_drafter_released,
     decode_policy_published,
-    decode_verification_event,
     encode,
 )
 from schemas.errors import ContractError
@@ -69,6 +69,13 @@ class LogEventSource:
     def partitions(self) -> Sequence[int]:
         """Partitions this learner owns."""
         return tuple(self._partition_to_offset)
+
+    def listen(self, owner: PartitionOwner) -> None:
+        """Pass over: these partitions never change hands."""
+
+    def is_owner(self) -> bool:
+        """Own the partitions for good: whoever starts a learner sees to it."""
+        return True
 
     def seek(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on.
@@ -148,25 +155,7 @@ class LogEventSource:
         )
 
     def _decode(self, messages: Sequence[StoredMessage]) -> list[LoggedEvent]:
-        events, letters = [], []
-        for stored in messages:
-            try:
-                event = decode_verification_event(stored.message.value)
-            except ContractError as error:
-                letters.append(
-                    DeadLetter(topic=VERIFICATION_EVENTS, stored=stored, reason=str(error))
-                )
-                logger.warning("%s, set aside: %s", _place(VERIFICATION_EVENTS, stored), error)
-            else:
-                events.append(
-                    LoggedEvent(
-                        topic=VERIFICATION_EVENTS,
-                        partition=stored.partition,
-                        offset=stored.offset,
-                        appended_at=stored.appended_at,
-                        event=event,
-                    )
-                )
+        events, letters = decode_events(VERIFICATION_EVENTS, messages)
         self._dead_letters.set_aside(letters)
         self.num_dead_letters += len(letters)
         return events
@@ -194,23 +183,32 @@ class LogRefusedEvents:
 class _Follower(Generic[T]):
     """Reads a compacted topic on from where it stopped, newest good message per key."""
 
-    def __init__(self, log: EventLog, topic: str, decode: Callable[[bytes], T]) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        topic: str,
+        decode: Callable[[bytes], T],
+        *,
+        version: Callable[[T], int] | None = None,
+    ) -> None:
         self._log = log
         self._topic = topic
         self._decode = decode
+        self._version = version
         self._partition_to_offset: dict[int, int] = {}
+        self._key_to_version: dict[bytes, int] = {}
         self.num_undecodable = 0
+        self.num_superseded = 0
 
-    def poll(self) -> list[T]:
+    def poll(self, partitions: Collection[int] | None = None) -> list[T]:
         """Return the newest good message of every key that has one since the last call.
 
         Reads up to where the topic ends when called; the first call reads all of it.
         """
         newest: dict[bytes, T] = {}
-        positions = {
-            partition: self._read_to_end(partition, newest)
-            for partition in range(self._log.num_partitions(self._topic))
-        }
+        if partitions is None:
+            partitions = range(self._log.num_partitions(self._topic))
+        positions = {p: self._read_to_end(p, newest) for p in partitions}
         self._partition_to_offset = positions
         return list(newest.values())
 
@@ -230,12 +228,32 @@ class _Follower(Generic[T]):
         key = stored.message.key or b""
         if stored.message.value is None:
             newest.pop(key, None)
+            self._key_to_version.pop(key, None)
             return
         try:
-            newest[key] = self._decode(stored.message.value)
+            fact = self._decode(stored.message.value)
         except ContractError as error:
             self.num_undecodable += 1
             logger.warning("%s, passed over: %s", _place(self._topic, stored), error)
+            return
+        if self._is_newest(key, fact):
+            newest[key] = fact
+
+    def _is_newest(self, key: bytes, fact: T) -> bool:
+        """Pass over what a member wrote that was cut off while another went on."""
+        if self._version is None:
+            return True
+        version = self._version(fact)
+        if version < self._key_to_version.get(key, version):
+            self.num_superseded += 1
+            return False
+        self._key_to_version[key] = version
+        return True
+
+
+def _policy_version(policy: PolicyPublished) -> int:
+    """A stream's state at a version is a function of its events, whoever computed it."""
+    return policy.version
 
 
 class PolicyFollower:
@@ -246,7 +264,7 @@ class PolicyFollower:
     """
 
     def __init__(self, log: EventLog) -> None:
-        self._follower = _Follower(log, POLICIES, decode_policy_published)
+        self._follower = _Follower(log, POLICIES, decode_policy_published, version=_policy_version)
 
     @property
     def num_undecodable(self) -> int:
@@ -285,9 +303,10 @@ class LogPolicyBoard:
         self._log = log
         self._source = source
 
-    def read_all(self) -> Sequence[PolicyPublished]:
-        """Return the newest policy of every stream."""
-        return _Follower(self._log, POLICIES, decode_policy_published).poll()
+    def read_all(self, partitions: Collection[int] | None = None) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream, or of those in some partitions."""
+        follower = _Follower(self._log, POLICIES, decode_policy_published, version=_policy_version)
+        return follower.poll(partitions)
 
     def publish(self, policies: Sequence[PolicyPublished]) -> None:
         """Publish durably; returns once stored."""

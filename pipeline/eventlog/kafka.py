@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kafka import TopicPartition
@@ -32,6 +31,9 @@ from kafka.errors import (
 from kafka.structs import OffsetAndMetadata
 
 from pipeline.eventlog.kafka_clients import KafkaClients, KafkaOptions
+from pipeline.eventlog.kafka_membership import KafkaMembership
+from pipeline.eventlog.kafka_reader import KafkaReader
+from pipeline.eventlog.kafka_records import stored_message
 from pipeline.eventlog.ports import (
     EventLogError,
     EventLogUnavailableError,
@@ -42,8 +44,6 @@ from pipeline.eventlog.ports import (
 )
 from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
 from pipeline.topics import MAX_MESSAGE_BYTES
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class KafkaEventLog:
                     time.sleep(timeout_seconds)
                     return []
                 records = self._poll(consumer, place, begin, max_messages, timeout_seconds)
-        return [_stored(record) for record in records]
+        return [stored_message(record) for record in records]
 
     def begin_offset(self, topic: str, partition: int) -> int:
         """Return the first offset that may still be read."""
@@ -191,6 +191,20 @@ class KafkaEventLog:
         with self._translated(topic), self._consumer("group", group) as consumer:
             offset = consumer.committed(place, timeout_ms=self._timeout_ms)
         return None if offset is None else int(offset)
+
+    def member(self, topic: str, group: str) -> KafkaMembership:
+        """Return a membership in a group on ``topic``, not yet started; its user closes it."""
+        self._spec(topic)
+        return KafkaMembership(
+            lambda: self._clients.member(group),
+            topic,
+            session_timeout_seconds=self._options.session_timeout_seconds,
+        )
+
+    def reader(self, topic: str) -> KafkaReader:
+        """Return a reader of some partitions of ``topic``; its user closes it."""
+        self._spec(topic)
+        return KafkaReader(lambda: self._clients.consumer(None), topic)
 
     def close(self) -> None:
         """Release everything; idempotent. Calls that run in other threads end first."""
@@ -350,13 +364,3 @@ def _cure(error: KafkaError) -> str:
     if isinstance(error, InvalidTopicError):
         return "use letters, digits, '.', '_' and '-' in topic names"
     return "look at the broker's log, then repeat"
-
-
-def _stored(record: Any) -> StoredMessage:
-    headers: Mapping[str, bytes] = dict(record.headers)
-    return StoredMessage(
-        partition=record.partition,
-        offset=record.offset,
-        appended_at=_EPOCH + timedelta(milliseconds=record.timestamp),
-        message=Message(key=record.key, value=record.value, headers=headers),
-    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from learner.ports import ReceivedEvent
+from learner.ports import PartitionOwner, ReceivedEvent
 from schemas.codec import decode_policy_published, encode
 from schemas.events import PolicyPublished, VerificationEvent
 
@@ -77,6 +77,13 @@ class FakeEventSource:
         self._partition_to_offset[partition] = offset
         self.is_drained = False
 
+    def listen(self, owner: PartitionOwner) -> None:
+        """Pass over: the partitions never change."""
+
+    def is_owner(self) -> bool:
+        """Own them for good."""
+        return True
+
     def poll(self, timeout_seconds: float) -> Sequence[ReceivedEvent]:
         """Return up to five events of every partition, without waiting."""
         was_exhausted = self.is_exhausted
@@ -108,8 +115,8 @@ class FakePolicyBoard:
     num_stored_before_crash: int | None = None
     num_published: int = 0
 
-    def read_all(self) -> Sequence[PolicyPublished]:
-        """Return the newest policy of every stream."""
+    def read_all(self, partitions: Collection[int] | None = None) -> Sequence[PolicyPublished]:
+        """Return the newest policy of every stream, whatever its partition."""
         return [decode_policy_published(data) for data in self.stream_to_bytes.values()]
 
     def publish(self, policies: Sequence[PolicyPublished]) -> None:
