@@ -159,10 +159,17 @@ def _record(
         log.commit()
         result.add(completions)
         if result.num_conversations == FORECAST_AFTER:
-            share = (number + 1 - result.num_already_there) / FORECAST_AFTER
-            rest = (len(conversations) - number - 1) * share
-            minutes = (time.perf_counter() - began) / FORECAST_AFTER * rest / 60
+            share = _num_tokens(conversations[number + 1 :], options) / _num_tokens(
+                conversations[result.num_already_there : number + 1], options
+            )
+            minutes = (time.perf_counter() - began) * share / 60.0
             console.print(f"at this pace about {minutes:.0f} more minutes")
+
+
+def _num_tokens(conversations: Sequence[Conversation], options: RecordingOptions) -> int:
+    """Return the most tokens that these can have."""
+    default = options.sampling.max_tokens
+    return sum(len(one.turns) * (one.max_tokens or default) for one in conversations)
 
 
 def _serve(
