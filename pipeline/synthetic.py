@@ -4,7 +4,8 @@ Every drafter accepts the target's next token with a rate that depends on the do
 Rates are given as mean acceptance lengths, as papers report them: a generalist of 5.2 to 6.2
 everywhere, specialists of 7 to 8.5 in their own domain and 2 to 4 elsewhere, and further
 specialists that are slightly worse copies. Hits are a probit: a difficulty shared by all
-drafters, which persists from token to token, and private noise. The target is greedy, so a hit is acceptance.
+drafters, which persists from token to token, and private noise. The target is greedy, so a hit
+is acceptance.
 """
 
 from __future__ import annotations
