@@ -1,4 +1,4 @@
-"""NormalHedge: its equation solved, its corners, and its bound."""
+"""NormalHedge: its equation solved, and its corners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from learner.selection.normal_hedge import NormalHedge, scaled_inverse_c, weigh
-from tests.learner.selection.sequences import SEQUENCES, regrets_of_play
+from tests.learner.selection.play import in_time, play_windows
 
 
 def weights(regrets: list[float], prior: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -65,19 +65,11 @@ def test_equal_regrets_share_by_the_prior() -> None:
     np.testing.assert_allclose(weights([4.0] * 3, prior), prior, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
-@pytest.mark.parametrize("delay", [0, 1, 8, 20])
-def test_regret_keeps_its_bound(name: str, delay: int) -> None:
-    losses = SEQUENCES[name]
-    num_rounds, num_drafters = losses.shape
-    bound = np.sqrt((1 + delay) * num_rounds * (1 + np.log(num_drafters)))
-    assert regrets_of_play(NormalHedge(num_drafters), losses, delay).max() <= bound
-
-
 def test_regret_to_a_share_of_equally_good_drafters_does_not_grow_with_their_number() -> None:
     """Half of 64 drafters are good: the regret is that of two drafters, not of 64."""
     losses = np.random.default_rng(0).random((1500, 1)) * np.ones((1, 64))
     losses[:, 32:] = np.minimum(losses[:, 32:] + 0.3, 1.0)
-    many = regrets_of_play(NormalHedge(64), losses, 0).max()
-    two = regrets_of_play(NormalHedge(2), losses[:, [0, 63]], 0).max()
+    many = play_windows(NormalHedge(64), losses, in_time(1500)).regrets.max()
+    pair = np.ascontiguousarray(losses[:, [0, 63]])
+    two = play_windows(NormalHedge(2), pair, in_time(1500)).regrets.max()
     assert many == pytest.approx(two, rel=1e-6)
