@@ -8,22 +8,26 @@ drafter was not in the pool.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from replay.segments import ROUND_FIELDS, Segment, segment_of_event
 from schemas.arrow import LoggedEvent
-from schemas.events import (
-    NO_DRAFTER,
-    AcceptanceRule,
-    Rounds,
-    ScoredWindows,
-    VerificationEvent,
-)
+from schemas.columns import VERIFICATION_EVENT_SCHEMA
+from schemas.events import NO_DRAFTER, Rounds, ScoredWindows, VerificationEvent
 
 MAX_OPEN_REQUESTS = 10_000
 """Requests that may wait for their last segment; beyond it the oldest is taken as cut."""
+
+
+_ROUND_DTYPES = {
+    name: VERIFICATION_EVENT_SCHEMA.field(f"rounds_{name}").type.value_type.to_pandas_dtype()
+    for name in ROUND_FIELDS
+}
+_DRAFTER = ROUND_FIELDS.index("drafter_index")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,8 +39,13 @@ class RequestTrace:
         is_complete: And that one is the final one.
         is_deterministic: Accepted or not follows from the windows alone (greedy, one-hot).
         num_speculative_tokens: Largest K of its segments.
-        prior_probabilities: What the request's policy started from, float64 (N,); 0 for a drafter
-            that joined later.
+        is_censored: It was aborted or failed: how far drafts would have reached is unknown.
+        prior_probabilities: The stream's prior, float64 (N,); 0 for a drafter that joined later.
+        policy_table: Packed state that its policy started from, over the first
+            ``num_started_drafters``; empty = it started from the prior.
+        policy_numbers: The rest of that state.
+        num_started_drafters: Drafters of its first segment; they lead ``drafter_ids``.
+        awake: Which drafters could be selected in each round, bool (R, N); None = not recorded.
         drafter_ids: Drafters of any segment, length N; ``rounds.drafter_index`` points into it.
         segment_versions: Weights version per segment and drafter, (G, N); -1 = not in the pool.
         rounds: In order, shape (R,).
@@ -50,11 +59,16 @@ class RequestTrace:
     policy_name: str
     is_contiguous: bool
     is_complete: bool
+    is_censored: bool
     is_deterministic: bool
     num_speculative_tokens: int
     first_position: int
     end_position: int
     prior_probabilities: NDArray[np.float64]
+    policy_table: NDArray[np.float64]
+    policy_numbers: NDArray[np.float64]
+    num_started_drafters: int
+    awake: NDArray[np.bool_] | None
     drafter_ids: tuple[str, ...]
     segment_versions: NDArray[np.int64]
     rounds: Rounds
@@ -77,18 +91,18 @@ class RequestTrace:
         return int(counts[counts > 0].min(initial=np.iinfo(np.int16).max)) if counts.any() else 1
 
 
-def join_requests(events: Iterable[LoggedEvent]) -> Iterator[RequestTrace]:
+def join_requests(rows: Iterable[LoggedEvent | Segment]) -> Iterator[RequestTrace]:
     """Join the segments of every request, in order of completion.
 
     Requests without a final segment follow at the end, marked as not complete. Memory is bounded
     by the requests that run at the same time, and by ``MAX_OPEN_REQUESTS``.
     """
-    waiting: dict[tuple[str, str], list[VerificationEvent]] = {}
-    for logged in events:
-        event = logged.event
-        key = (event.stream, event.request_id)
-        waiting.setdefault(key, []).append(event)
-        if event.is_final:
+    waiting: dict[tuple[str, str], list[Segment]] = {}
+    for row in rows:
+        segment = row if isinstance(row, Segment) else segment_of_event(row.event)
+        key = (segment.stream, segment.request_id)
+        waiting.setdefault(key, []).append(segment)
+        if segment.is_final:
             yield join_segments(waiting.pop(key))
         elif len(waiting) > MAX_OPEN_REQUESTS:
             yield join_segments(waiting.pop(next(iter(waiting))))
@@ -96,7 +110,7 @@ def join_requests(events: Iterable[LoggedEvent]) -> Iterator[RequestTrace]:
         yield join_segments(segments)
 
 
-def join_segments(segments: Sequence[VerificationEvent]) -> RequestTrace:
+def join_segments(segments: Sequence[Segment | VerificationEvent]) -> RequestTrace:
     """Join segments of one request, given in any order.
 
     Raises:
@@ -104,97 +118,141 @@ def join_segments(segments: Sequence[VerificationEvent]) -> RequestTrace:
     """
     if not segments:
         raise ValueError("no segment to join")
-    ordered = sorted(segments, key=lambda event: event.segment_index)
-    drafter_ids = tuple(dict.fromkeys(i for event in ordered for i in event.drafter_ids))
-    depth = max(event.num_speculative_tokens for event in ordered)
-    places = [_places(event, drafter_ids) for event in ordered]
-    last = ordered[-1]
-    is_contiguous = [event.segment_index for event in ordered] == list(range(len(ordered)))
-    prior = np.zeros(len(drafter_ids))
-    prior[places[0]] = ordered[0].prior_probabilities
+    found = [one if isinstance(one, Segment) else segment_of_event(one) for one in segments]
+    ordered = sorted(found, key=lambda segment: segment.segment_index)
+    first, last = ordered[0], ordered[-1]
+    drafter_ids = first.drafter_ids
+    if any(segment.drafter_ids != drafter_ids for segment in ordered):
+        drafter_ids = tuple(dict.fromkeys(i for segment in ordered for i in segment.drafter_ids))
+    places = [_places(segment, drafter_ids) for segment in ordered]
+    is_contiguous = [segment.segment_index for segment in ordered] == list(range(len(ordered)))
     return RequestTrace(
         stream=last.stream,
         request_id=last.request_id,
         policy_name=last.policy_name,
         is_contiguous=is_contiguous,
         is_complete=is_contiguous and last.is_final,
-        is_deterministic=all(
-            event.sampling.acceptance_rule is not AcceptanceRule.SPECULATIVE_SAMPLING
-            for event in ordered
-        ),
-        num_speculative_tokens=depth,
-        first_position=ordered[0].first_position,
+        is_censored=last.is_censored,
+        is_deterministic=all(segment.is_deterministic for segment in ordered),
+        num_speculative_tokens=max(segment.num_speculative_tokens for segment in ordered),
+        first_position=first.first_position,
         end_position=last.first_position + last.num_positions,
-        prior_probabilities=prior,
+        prior_probabilities=_aligned(first.prior_probabilities, places[0], len(drafter_ids), 0.0),
+        policy_table=first.policy_table,
+        policy_numbers=first.policy_numbers,
+        num_started_drafters=len(first.drafter_ids),
+        awake=_awake_by_round(ordered, places, len(drafter_ids)),
         drafter_ids=drafter_ids,
-        segment_versions=_versions(ordered, places, len(drafter_ids)),
+        segment_versions=np.array(
+            [
+                _aligned(segment.weights_versions, place, len(drafter_ids), -1)
+                for segment, place in zip(ordered, places, strict=True)
+            ]
+        ),
         rounds=_joined_rounds(ordered, places),
-        round_segment=_repeat_index([event.rounds.first_position.size for event in ordered]),
-        windows=_joined_windows(ordered, places, depth, len(drafter_ids)),
+        round_segment=_repeat_index([segment.rounds.shape[1] for segment in ordered]),
+        windows=_joined_windows(ordered, places, len(drafter_ids)),
         window_num_speculative_tokens=np.repeat(
-            np.array([event.num_speculative_tokens for event in ordered], dtype=np.int16),
-            [event.windows.start.size for event in ordered],
+            np.array([segment.num_speculative_tokens for segment in ordered], dtype=np.int16),
+            [segment.windows.shape[1] for segment in ordered],
         ),
     )
 
 
-def _places(event: VerificationEvent, drafter_ids: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return where each drafter of the event stands in ``drafter_ids``."""
-    return np.array([drafter_ids.index(i) for i in event.drafter_ids], dtype=np.int64)
+def _places(segment: Segment, drafter_ids: tuple[str, ...]) -> NDArray[np.int64] | None:
+    """Return where each drafter of the segment stands in ``drafter_ids``; None = at its place."""
+    if segment.drafter_ids == drafter_ids:
+        return None
+    return np.array([drafter_ids.index(i) for i in segment.drafter_ids], dtype=np.int64)
+
+
+def _aligned(
+    values: NDArray[Any], place: NDArray[np.int64] | None, num_drafters: int, absent: float
+) -> NDArray[Any]:
+    """Return per-drafter values in the order of the request; ``absent`` where there is none."""
+    if place is None and values.size == num_drafters:
+        return values
+    result = np.full(num_drafters, absent, dtype=values.dtype)
+    if values.size:
+        result[place] = values
+    return result
+
+
+def _awake_by_round(
+    ordered: Sequence[Segment], places: Sequence[NDArray[np.int64] | None], num_drafters: int
+) -> NDArray[np.bool_] | None:
+    """Return which drafters could be selected in each round, (R, N); None if a segment is mute."""
+    if not all(segment.num_awake_rounds.size for segment in ordered if segment.drafter_ids):
+        return None
+    return np.concatenate(
+        [
+            np.arange(segment.rounds.shape[1])[:, None]
+            < _aligned(segment.num_awake_rounds, place, num_drafters, 0)
+            for segment, place in zip(ordered, places, strict=True)
+        ]
+    )
 
 
 def _repeat_index(sizes: Sequence[int]) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
 
-def _versions(
-    ordered: Sequence[VerificationEvent], places: Sequence[NDArray[np.int64]], num_drafters: int
-) -> NDArray[np.int64]:
-    versions = np.full((len(ordered), num_drafters), -1, dtype=np.int64)
-    for row, event, place in zip(versions, ordered, places, strict=True):
-        row[place] = [drafter.weights_version for drafter in event.drafters]
-    return versions
-
-
 def _joined_rounds(
-    ordered: Sequence[VerificationEvent], places: Sequence[NDArray[np.int64]]
+    ordered: Sequence[Segment], places: Sequence[NDArray[np.int64] | None]
 ) -> Rounds:
-    columns = {
-        field.name: np.concatenate([getattr(event.rounds, field.name) for event in ordered])
-        for field in fields(Rounds)
-    }
-    # NO_DRAFTER is -1, so an extra last element of the table keeps it as it is.
-    columns["drafter_index"] = np.concatenate(
-        [
-            np.append(place, NO_DRAFTER)[event.rounds.drafter_index]
-            for event, place in zip(ordered, places, strict=True)
-        ]
-    ).astype(np.int16)
-    return Rounds(**columns)
+    parts = []
+    for segment, place in zip(ordered, places, strict=True):
+        rounds = segment.rounds
+        if place is not None:
+            rounds = rounds.copy()
+            # NO_DRAFTER is -1, so an extra last element of the table keeps it as it is.
+            rounds[_DRAFTER] = np.append(place, NO_DRAFTER)[rounds[_DRAFTER].astype(np.int64)]
+        parts.append(rounds)
+    packed = np.concatenate(parts, axis=1)
+    return Rounds(
+        **{
+            name: values.astype(dtype)
+            for (name, dtype), values in zip(_ROUND_DTYPES.items(), packed, strict=True)
+        }
+    )
 
 
 def _joined_windows(
-    ordered: Sequence[VerificationEvent],
-    places: Sequence[NDArray[np.int64]],
-    depth: int,
-    num_drafters: int,
+    ordered: Sequence[Segment], places: Sequence[NDArray[np.int64] | None], num_drafters: int
 ) -> ScoredWindows:
-    start = np.concatenate([event.windows.start for event in ordered])
-    shape = (start.size, depth, num_drafters)
-    probability = np.full(shape, np.nan, dtype=np.float16)
-    realised = np.full(shape, np.nan, dtype=np.float16)
-    row = 0
-    for event, place in zip(ordered, places, strict=True):
-        rows = slice(row, row + event.windows.start.size)
-        block = (rows, slice(0, event.num_speculative_tokens), place)
-        probability[block] = event.windows.acceptance_probability
-        realised[block] = event.windows.realised_acceptance
-        row = rows.stop
-    # Segments complete windows in order of start; sorting only matters where the log is damaged.
-    order = np.argsort(start, kind="stable")
+    start, num_levels = np.concatenate([segment.windows for segment in ordered], axis=1)
+    scores = [
+        _joined_scores([getattr(segment, name) for segment in ordered], places, num_drafters)
+        for name in ("acceptance_probability", "realised_acceptance")
+    ]
+    levels = num_levels.astype(np.int16)
+    if np.any(start[1:] <= start[:-1]):
+        # Segments complete windows in order of start; this only happens where the log is damaged.
+        start, row = np.unique(start, return_index=True)
+        levels, scores = levels[row], [values[row] for values in scores]
     return ScoredWindows(
-        start=start[order],
-        num_levels=np.concatenate([event.windows.num_levels for event in ordered])[order],
-        acceptance_probability=probability[order],
-        realised_acceptance=realised[order],
+        start=start,
+        num_levels=levels,
+        acceptance_probability=scores[0],
+        realised_acceptance=scores[1],
     )
+
+
+def _joined_scores(
+    parts: Sequence[NDArray[np.float16]],
+    places: Sequence[NDArray[np.int64] | None],
+    num_drafters: int,
+) -> NDArray[np.float16]:
+    """Stack scores (W, K, N); NaN where a level or a drafter was not in a segment."""
+    depth = max(part.shape[1] for part in parts)
+    if all(
+        place is None and part.shape[1] == depth for place, part in zip(places, parts, strict=True)
+    ):
+        return np.concatenate(parts)
+    joined = np.full((sum(len(part) for part in parts), depth, num_drafters), np.nan, np.float16)
+    row = 0
+    for place, part in zip(places, parts, strict=True):
+        rows = slice(row, row + len(part))
+        joined[rows, : part.shape[1], slice(None) if place is None else place] = part
+        row = rows.stop
+    return joined
