@@ -31,6 +31,10 @@ from schemas.events import DrafterReleased, ReleaseState, Watermark
 logger = logging.getLogger(__name__)
 
 
+class FencedError(Exception):
+    """Another trainer has released this drafter; the message names it and both versions."""
+
+
 class TrainableDrafter(Protocol):
     """A drafter with parameters, as the learner sees it."""
 
@@ -152,7 +156,11 @@ class DrafterTrainer:
             self.release(f"{self._settings.steps_per_event} steps after each event")
 
     def release(self, reason: str) -> DrafterReleased:
-        """Write the weights as the next version and announce it."""
+        """Write the weights as the next version and announce it.
+
+        Raises:
+            FencedError: If another trainer has released a version since: it is the active one.
+        """
         previous = self._version
         version = max([previous, *self._store.versions(self.drafter.drafter_id)]) + 1
         stored = self._store.write(
@@ -178,11 +186,24 @@ class DrafterTrainer:
             evidence=None,
             reason=reason,
         )
+        self._refuse_if_fenced()
         self._board.publish(release)
         self._version = version
         self._num_unreleased = 0
         self._store.prune(self.drafter.drafter_id, self._settings.keep_versions, [version])
         return release
+
+    def _refuse_if_fenced(self) -> None:
+        latest = self._latest_release()
+        if latest is not None and latest.version > self._version:
+            raise FencedError(
+                f"drafter {self.drafter.drafter_id}: version {latest.version} was released by "
+                f"another trainer, this one continues {self._version}; end one of the two"
+            )
+
+    def _latest_release(self) -> DrafterReleased | None:
+        releases = {release.drafter_id: release for release in self._board.read_all()}
+        return releases.get(self.drafter.drafter_id)
 
     def _train(self, segment: Segment) -> None:
         settings = self._settings
@@ -233,8 +254,7 @@ class DrafterTrainer:
 
     def _resume(self) -> None:
         """Continue from the latest release, or make the untrained drafter the first one."""
-        releases = {release.drafter_id: release for release in self._board.read_all()}
-        latest = releases.get(self.drafter.drafter_id)
+        latest = self._latest_release()
         if latest is None:
             self.release("untrained")
             return

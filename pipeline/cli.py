@@ -87,8 +87,8 @@ def demo(
 @app.command(epilog="Example: [bold]draftloop learner --config draftloop.toml[/bold]")
 def learner(config: ConfigOption = None) -> None:
     """Learn selection and weights from verification events until told to stop."""
-    from pipeline.locks import only_one
-    from pipeline.wiring import build_learner, open_log_patiently
+    from pipeline.learning import run_learner
+    from pipeline.wiring import open_log_patiently
 
     settings = _settings(config)
     stop = _stop_on_signals()
@@ -96,9 +96,7 @@ def learner(config: ConfigOption = None) -> None:
     if log is None:
         return
     try:
-        # Two would both train and number every version.
-        with only_one(settings.data, "learner", cure="end it, or use another data folder"):
-            build_learner(settings, log, progress=console.log).run(stop.is_set)
+        run_learner(settings, log, stop, progress=console.log)
     finally:
         log.close()
 

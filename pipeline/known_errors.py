@@ -6,6 +6,7 @@ from inference.cache import RollbackUnsupportedError
 from inference.drafters.causal_lm import VocabularyMismatchError
 from inference.engine import PromptTooLongError
 from inference.model_files import ModelFilesError
+from learner.training import FencedError
 from pipeline.archiver import ArchiverError
 from pipeline.batch import UnsentEventsError
 from pipeline.demo import DemoError
@@ -25,6 +26,7 @@ KNOWN_ERRORS = (
     ContractError,
     DemoError,
     EventLogError,
+    FencedError,
     LockError,
     ModelFilesError,
     OutputError,

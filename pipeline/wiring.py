@@ -20,6 +20,7 @@ from inference.pool import DrafterPool
 from inference.ports import Drafter
 from inference.target import Target, load_target
 from inference.worker import Worker, WorkerOptions
+from learner.ports import EventSource
 from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
 from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
@@ -211,16 +212,34 @@ def _worker_options(settings: Settings, epoch: int) -> WorkerOptions:
     )
 
 
-def build_learner(
-    settings: Settings, log: EventLog, *, progress: Progress | None = None
-) -> PolicyLearner:
-    """Build the learner; heads of the pool that were never released are released untrained."""
-    one = settings.learner
+def is_training(settings: Settings) -> bool:
+    """Tell whether there are weights to train, and this process may train them."""
     heads = [drafter for drafter in settings.drafters if drafter.kind == "hydra"]
-    is_training = heads and one.steps_per_event and settings.worker.num_speculative_tokens
-    trainer = _trainer(settings, log, progress) if is_training else None
+    may_train = settings.learner.steps_per_event and settings.worker.num_speculative_tokens
+    return bool(heads and may_train)
+
+
+def build_learner(
+    settings: Settings,
+    log: EventLog,
+    *,
+    progress: Progress | None = None,
+    source: EventSource | None = None,
+) -> PolicyLearner:
+    """Build the learner; heads of the pool that were never released are released untrained.
+
+    Args:
+        settings: Of the learner.
+        log: The event log.
+        progress: Told what takes long.
+        source: Where the events come from, if several learners share them; weights are then
+            trained elsewhere.
+    """
+    one = settings.learner
+    trains_here = source is None and is_training(settings)
+    trainer = build_trainer(settings, log, progress=progress) if trains_here else None
     return PolicyLearner(
-        LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))),
+        source or LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))),
         LogPolicyBoard(log, source=one.learner_id),
         LearnerSettings(
             learner_id=one.learner_id,
@@ -233,7 +252,10 @@ def build_learner(
     )
 
 
-def _trainer(settings: Settings, log: EventLog, progress: Progress | None) -> OnlineTrainer:
+def build_trainer(
+    settings: Settings, log: EventLog, *, progress: Progress | None = None
+) -> OnlineTrainer:
+    """Build the trainer of every head, each going on from its latest release."""
     target = open_target(settings, progress=progress)
     registry = DrafterRegistry(str(settings.data))
     board = LogReleaseBoard(log, source=settings.learner.learner_id)

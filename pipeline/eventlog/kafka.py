@@ -17,26 +17,22 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.admin import ConfigResource
 from kafka.errors import (
-    AuthorizationError,
-    InvalidTopicError,
-    KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
     MessageSizeTooLargeError,
     OffsetOutOfRangeError,
-    SaslAuthenticationFailedError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
 from kafka.structs import OffsetAndMetadata
 
 from pipeline.eventlog.kafka_clients import KafkaClients, KafkaOptions
+from pipeline.eventlog.kafka_errors import translated
 from pipeline.eventlog.kafka_membership import KafkaMembership
 from pipeline.eventlog.kafka_reader import KafkaReader
 from pipeline.eventlog.kafka_records import stored_message
 from pipeline.eventlog.ports import (
     EventLogError,
-    EventLogUnavailableError,
     Message,
     StoredMessage,
     TopicSpec,
@@ -204,7 +200,9 @@ class KafkaEventLog:
     def reader(self, topic: str) -> KafkaReader:
         """Return a reader of some partitions of ``topic``; its user closes it."""
         self._spec(topic)
-        return KafkaReader(lambda: self._clients.consumer(None), topic)
+        return KafkaReader(
+            lambda: self._clients.consumer(None), topic, f"{self._where}: topic {topic}"
+        )
 
     def close(self) -> None:
         """Release everything; idempotent. Calls that run in other threads end first."""
@@ -341,26 +339,3 @@ class KafkaEventLog:
             yield
         except KafkaError as error:
             raise translated(error, f"{self._where}: topic {topic}") from error
-
-
-def translated(error: KafkaError, where: str) -> EventLogError:
-    """Return the error in one line, with the cure."""
-    is_away = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
-    kind = EventLogUnavailableError if is_away else EventLogError
-    # The client's timeouts say nothing, and its connection errors end with what went wrong.
-    cause = (str(error) or type(error).__name__).splitlines()[0][:300]
-    return kind(f"{where}: {cause}; {_cure(error)}")
-
-
-def _cure(error: KafkaError) -> str:
-    if isinstance(error, KafkaTimeoutError | KafkaConnectionError):
-        return "start the broker or correct its address"
-    if isinstance(error, SaslAuthenticationFailedError):
-        return "correct kafka.sasl_username, kafka.sasl_password or kafka.sasl_mechanism"
-    if isinstance(error, AuthorizationError):
-        return "give this user the right to do it"
-    if isinstance(error, MessageSizeTooLargeError):
-        return f"keep messages under {MAX_MESSAGE_BYTES} bytes"
-    if isinstance(error, InvalidTopicError):
-        return "use letters, digits, '.', '_' and '-' in topic names"
-    return "look at the broker's log, then repeat"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.errors import OffsetOutOfRangeError
+from kafka.errors import KafkaError, OffsetOutOfRangeError
 
+from pipeline.eventlog.kafka_errors import translated
 from pipeline.eventlog.kafka_records import stored_message
 from pipeline.eventlog.ports import StoredMessage
 
@@ -25,14 +27,18 @@ class KafkaReader:
     Args:
         build: Builds the client at first use; used from one thread, not thread safe.
         topic: The topic.
+        where: Names broker and topic in errors.
+
+    Every method that needs the broker raises ``EventLogError`` if it cannot serve.
 
     Attributes:
         lag_messages: Messages that were still to be read when last looked; None = not yet looked.
         num_lost_offsets: Offsets that were deleted before they were read.
     """
 
-    def __init__(self, build: Callable[[], Any], topic: str) -> None:
+    def __init__(self, build: Callable[[], Any], topic: str, where: str) -> None:
         self._build = build
+        self._where = where
         self._topic = topic
         self._consumer: Any = None
         self._partition_to_offset: dict[int, int] = {}
@@ -43,8 +49,9 @@ class KafkaReader:
     def seek(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on, among others."""
         self._partition_to_offset[partition] = offset
-        self._assign()
-        self._consumer.seek(self._place(partition), offset)
+        with self._translated():
+            self._assign()
+            self._consumer.seek(self._place(partition), offset)
 
     def let_go(self, partitions: Collection[int]) -> None:
         """Read these no longer."""
@@ -58,21 +65,21 @@ class KafkaReader:
         if not self._partition_to_offset:
             time.sleep(timeout_seconds)
             return []
-        self._look()
-        try:
-            found = self._consumer.poll(
-                timeout_ms=round(1000 * timeout_seconds), max_records=max_messages
-            )
-        except OffsetOutOfRangeError:
-            self._skip_deleted()
-            return []
+        with self._translated():
+            self._look()
+            try:
+                found = self._consumer.poll(
+                    timeout_ms=round(1000 * timeout_seconds), max_records=max_messages
+                )
+            except OffsetOutOfRangeError:
+                self._skip_deleted()
+                return []
         messages = [stored_message(record) for records in found.values() for record in records]
         for stored in messages:
             self._partition_to_offset[stored.partition] = stored.offset + 1
         return messages
 
-    def ends(self) -> dict[int, int]:
-        """Return per partition the offset that its next message will get."""
+    def _ends(self) -> dict[int, int]:
         places = [self._place(partition) for partition in self._partition_to_offset]
         ends = self._consumer.end_offsets(places) if places else {}
         return {place.partition: int(end) for place, end in ends.items()}
@@ -87,7 +94,7 @@ class KafkaReader:
         now_seconds = time.monotonic()
         if now_seconds - self._looked_seconds < LAG_SECONDS:
             return
-        ends = self.ends()
+        ends = self._ends()
         self.lag_messages = sum(ends[p] - o for p, o in self._partition_to_offset.items())
         self._looked_seconds = now_seconds
 
@@ -108,6 +115,13 @@ class KafkaReader:
         if self._consumer is None:
             self._consumer = self._build()
         self._consumer.assign([self._place(partition) for partition in self._partition_to_offset])
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaError as error:
+            raise translated(error, self._where) from error
 
     def _place(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topic, partition)

@@ -84,7 +84,7 @@ def _play(run: TinyRun, start: Start) -> Turn:
             for worker in ("first worker", "second worker"):
                 sampling = ("--temperature", "0.8") if worker == "second worker" else ()
                 statuses[worker] = start(*SERVE, *sampling).wait()
-                wait_until(lambda: _is_learned(log))
+                wait_until(lambda: _is_learned(log) and _is_trained(log))
         finally:
             for name, service in services.items():
                 service.send_signal(signal.SIGTERM)
@@ -96,6 +96,15 @@ def _is_learned(log: EventLog) -> bool:
     policies = LogPolicyBoard(log, source="test").read_all()
     learned = max((p.watermark.partition_to_offset.get(0, 0) for p in policies), default=0)
     return learned == log.end_offset(VERIFICATION_EVENTS, 0) > 0
+
+
+def _is_trained(log: EventLog) -> bool:
+    """Over a broker training runs beside selection: wait for the last version that is due."""
+    stored = log.read(VERIFICATION_EVENTS, 0, 0, max_messages=10_000)
+    events = [decode_verification_event(one.message.value) for one in stored]
+    with_content = sum(event.content is not None for event in events)
+    releases = LogReleaseBoard(log, source="test").read_all()
+    return all(release.version >= with_content // 2 for release in releases)
 
 
 def _remains(run: TinyRun, log: EventLog, statuses: dict[str, int]) -> Turn:

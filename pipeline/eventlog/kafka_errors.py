@@ -1,0 +1,39 @@
+"""The client's errors as ours: one line that names the place and the cure."""
+
+from __future__ import annotations
+
+from kafka.errors import (
+    AuthorizationError,
+    InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    SaslAuthenticationFailedError,
+)
+
+from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError
+from pipeline.topics import MAX_MESSAGE_BYTES
+
+
+def translated(error: KafkaError, where: str) -> EventLogError:
+    """Return the error in one line, with the cure."""
+    is_away = isinstance(error, KafkaTimeoutError | KafkaConnectionError) or error.retriable
+    kind = EventLogUnavailableError if is_away else EventLogError
+    # The client's timeouts say nothing, and its connection errors end with what went wrong.
+    cause = (str(error) or type(error).__name__).splitlines()[0][:300]
+    return kind(f"{where}: {cause}; {_cure(error)}")
+
+
+def _cure(error: KafkaError) -> str:
+    if isinstance(error, KafkaTimeoutError | KafkaConnectionError):
+        return "start the broker or correct its address"
+    if isinstance(error, SaslAuthenticationFailedError):
+        return "correct kafka.sasl_username, kafka.sasl_password or kafka.sasl_mechanism"
+    if isinstance(error, AuthorizationError):
+        return "give this user the right to do it"
+    if isinstance(error, MessageSizeTooLargeError):
+        return f"keep messages under {MAX_MESSAGE_BYTES} bytes"
+    if isinstance(error, InvalidTopicError):
+        return "use letters, digits, '.', '_' and '-' in topic names"
+    return "look at the broker's log, then repeat"

@@ -1,0 +1,111 @@
+"""The learner's process: alone over the embedded log, in groups over a broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pipeline.boards import LogRefusedEvents
+from pipeline.eventlog.embedded import EmbeddedEventLog
+from pipeline.eventlog.ports import EventLog
+from pipeline.locks import only_one
+from pipeline.outages import run_through_outages
+from pipeline.settings import Settings
+from pipeline.wiring import Progress, build_learner, build_trainer, is_training
+from schemas.topics import DRAFTER_RELEASES
+
+if TYPE_CHECKING:
+    from pipeline.eventlog.kafka import KafkaEventLog
+
+JOIN_SECONDS = 10.0
+
+
+def run_learner(
+    settings: Settings,
+    log: EventLog,
+    stop: threading.Event,
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Learn until ``stop`` is set.
+
+    Over the embedded log one process does all. Over a broker several share the partitions for
+    selection, and one of those that may train (``learner.steps_per_event``) trains every drafter.
+
+    Raises:
+        LockError: If another learner works on this embedded log.
+    """
+    if not isinstance(log, EmbeddedEventLog):
+        _run_in_groups(settings, log, stop, progress)
+        return
+    # Two would both train and number every version.
+    with only_one(settings.data, "learner", cure="end it, or use another data folder"):
+        build_learner(settings, log, progress=progress).run(stop.is_set)
+
+
+def _run_in_groups(
+    settings: Settings, log: EventLog, stop: threading.Event, progress: Progress | None
+) -> None:
+    # Imported here: without a broker nothing of its client is loaded.
+    from pipeline.eventlog.kafka import KafkaEventLog
+    from pipeline.group_source import GroupEventSource
+
+    assert isinstance(log, KafkaEventLog)
+    training = _Beside(lambda: _train(settings, log, stop, progress), stop)
+    if is_training(settings):
+        training.start()
+    source = GroupEventSource(log)
+    try:
+        learner = build_learner(settings, log, source=source)
+        run_through_outages("learner", learner.run, stop)
+    finally:
+        stop.set()
+        source.close()
+        training.join()
+
+
+def _train(
+    settings: Settings, log: KafkaEventLog, stop: threading.Event, progress: Progress | None
+) -> None:
+    from pipeline.elected_training import GROUP, ElectedTraining
+
+    member = log.member(DRAFTER_RELEASES, GROUP)
+    training = ElectedTraining(
+        log,
+        lambda: build_trainer(settings, log, progress=progress),
+        member,
+        LogRefusedEvents(log),
+    )
+    member.start()
+    try:
+        run_through_outages("trainer", training.run, stop)
+    finally:
+        member.close()
+
+
+class _Beside:
+    """A service in a thread beside the main one; when it fails, both end."""
+
+    def __init__(self, run: Callable[[], None], stop: threading.Event) -> None:
+        self._run_service = run
+        self._stop = stop
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="training", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for its end and raise what it has raised."""
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_SECONDS)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._run_service()
+        except BaseException as error:
+            self._error = error
+            self._stop.set()

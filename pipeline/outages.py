@@ -1,0 +1,68 @@
+"""Services outlive the event log's absence: they begin again from what is durable."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.eventlog.ports import EventLogUnavailableError
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 10.0
+HEALTHY_SECONDS = 1.0
+"""A service that runs for so long after an outage is no longer degraded."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Outages:
+    """What a service has met.
+
+    Attributes:
+        num_outages: Times that the event log could not be reached.
+        is_degraded: It cannot be reached just now.
+    """
+
+    num_outages: int = 0
+    is_degraded: bool = False
+
+
+def run_through_outages(
+    name: str,
+    run: Callable[[Callable[[], bool]], None],
+    stop: threading.Event,
+    outages: Outages | None = None,
+) -> None:
+    """Run a service until ``stop``; where the log cannot be reached, begin again after a pause.
+
+    Args:
+        name: Names the service in the log.
+        run: Runs until its argument returns True. Begun again, it goes on from durable state, so
+            an outage is to it what a crash is.
+        stop: Ends it.
+        outages: Counts.
+    """
+    outages = outages or Outages()
+    pause_seconds = FIRST_PAUSE_SECONDS
+    while not stop.is_set():
+        begun_seconds = time.monotonic()
+
+        def should_stop(healthy_from: float = begun_seconds + HEALTHY_SECONDS) -> bool:
+            outages.is_degraded = outages.is_degraded and time.monotonic() < healthy_from
+            return stop.is_set()
+
+        try:
+            run(should_stop)
+            return
+        except EventLogUnavailableError as error:
+            if time.monotonic() - begun_seconds > LONGEST_PAUSE_SECONDS:
+                pause_seconds = FIRST_PAUSE_SECONDS
+            outages.num_outages += 1
+            outages.is_degraded = True
+            logger.warning("%s degraded, next try in %.1f s: %s", name, pause_seconds, error)
+            stop.wait(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
