@@ -239,5 +239,6 @@ def _refuse_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> None:
 
 
 def _refuse_non_finite(probs: torch.Tensor) -> None:
-    if not torch.isfinite(probs).all():
+    # NaN and infinity survive a sum, and no mask of this size is written.
+    if not torch.isfinite(probs.sum()):
         raise FloatingPointError("draft probabilities are not finite")

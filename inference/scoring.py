@@ -88,9 +88,10 @@ def scored_batch(
     levels = np.arange(windows.num_speculative_tokens)
     positions = np.minimum(windows.starts[:, None] + levels, len(trajectory) - 1)
     emitted = np.asarray(trajectory.token_ids, dtype=np.int64)[positions]
+    target = None if trajectory.params.is_greedy else _target_probs(trajectory, positions)
     for index, found in enumerate(predictions):
         if found is not None:
-            pair = _acceptance(trajectory, found, positions, emitted)
+            pair = _acceptance(target, found, emitted)
             probability[..., index], realised[..., index] = pair
     missing = levels >= windows.num_levels[:, None]
     probability[missing] = realised[missing] = np.nan
@@ -102,21 +103,22 @@ def scored_batch(
     )
 
 
+def _target_probs(trajectory: Trajectory, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the distributions that the tokens at ``positions`` (W, K) obey, (W, K, V)."""
+    unique, inverse = np.unique(positions, return_inverse=True)
+    target = np.stack([trajectory.probs(int(p)).double().cpu().numpy() for p in unique])
+    return np.asarray(target[inverse.reshape(positions.shape)])
+
+
 def _acceptance(
-    trajectory: Trajectory,
-    predictions: Predictions,
-    positions: NDArray[np.int64],
-    emitted: NDArray[np.int64],
+    target: NDArray[np.float64] | None, predictions: Predictions, emitted: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (acceptance_probability, realised_acceptance), each (W, K)."""
+    """Return (acceptance_probability, realised_acceptance), each (W, K); no target when greedy."""
     proposals = predictions.proposals
-    if trajectory.params.is_greedy:
+    if target is None:
         assert proposals is not None  # a greedy request draws nothing
         accepted = measures.greedy_acceptance(proposals, emitted)
         return accepted, accepted
-    unique, inverse = np.unique(positions, return_inverse=True)
-    target = np.stack([trajectory.probs(int(p)).cpu().numpy() for p in unique])
-    target = target[inverse.reshape(positions.shape)]
     if proposals is not None:
         return (
             measures.one_hot_acceptance(target, proposals),
