@@ -109,7 +109,7 @@ class RequestRun:
         self.scorer = WindowScorer(
             self.trajectory, options.num_speculative_tokens, block=options.score_block
         )
-        self._selector = selector
+        self.selector = selector
         self._stopping = Stopping(params, target.eos_token_ids, room=room, decode=target.decode)
         dice, drafting, selecting = (np.random.default_rng(s) for s in seed.spawn(3))
         self._dice = PositionDice(dice)
@@ -128,9 +128,11 @@ class RequestRun:
 
     def step(self, recorder: SegmentRecorder | None = None) -> Round:
         """Play one round; the first reads the prompt and emits one token."""
+        if recorder is not None:
+            recorder.note_awake(self.drafters.is_awake)
         if self.trajectory.num_output_tokens == 0 or not self.drafters.is_awake.any():
             return self._round(NO_DRAFTER, 1.0, Draft(), 0.0, recorder)
-        index, probability = self._selector.choose(self.drafters.is_awake, self._selection_rng)
+        index, probability = self.selector.choose(self.drafters.is_awake, self._selection_rng)
         room = self._stopping.num_speculative_tokens(
             self.trajectory.num_output_tokens, self._options.num_speculative_tokens
         )
@@ -173,6 +175,10 @@ class RequestRun:
             verify_seconds=verified - began,
             score_seconds=time.perf_counter() - verified,
         )
+        if index != NO_DRAFTER:
+            self.selector.learn_round(
+                index, probability, done.num_draft_tokens, done.num_accepted_tokens
+            )
         if recorder is not None:
             recorder.add_round(done, target_pass.logits[:num_emitted], scored)
         if self.finish_reason is not FinishReason.UNFINISHED:
@@ -215,7 +221,7 @@ class RequestRun:
         is_final = self.finish_reason is not FinishReason.UNFINISHED
         scored = self.scorer.score(self.drafters, is_final=is_final)
         if scored is not None:
-            self._selector.learn(
+            self.selector.learn(
                 scored.acceptance_probability, scored.realised_acceptance, scored.num_levels
             )
         return scored

@@ -1,16 +1,22 @@
-"""The published priors of all streams, as the worker starts its requests from them."""
+"""What the requests of a worker start from: the published prior, and the carried policy."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.carried import NEWCOMER_SHARE, copied, over_pool
+from learner.selection import CompiledPolicy, PolicySpec
+from learner.stream_state import carried_policy
 from schemas.events import PolicyPublished
 
-NEWCOMER_SHARE = 0.05
-"""Probability shared by drafters of the pool that the policy does not know yet."""
+__all__ = ["NEWCOMER_SHARE", "RequestStart", "StreamPolicies", "StreamPriors"]
+
+logger = logging.getLogger(__name__)
 
 
 class StreamPriors:
@@ -24,6 +30,10 @@ class StreamPriors:
         known = self._stream_to_policy.get(policy.stream)
         if known is None or policy.version > known.version:
             self._stream_to_policy[policy.stream] = policy
+
+    def newest(self, stream: str) -> PolicyPublished | None:
+        """Return the newest policy of a stream."""
+        return self._stream_to_policy.get(stream)
 
     def of(self, stream: str, drafter_ids: Sequence[str]) -> tuple[NDArray[np.float64], int]:
         """Return (prior over ``drafter_ids``, policy version); uniform and 0 for a new stream.
@@ -49,3 +59,94 @@ class StreamPriors:
         prior *= (1.0 - share) / prior.sum()
         prior[is_new] = share / max(int(is_new.sum()), 1)
         return prior, policy.version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestStart:
+    """What one request starts from.
+
+    Attributes:
+        policy: The request's own, to learn in place.
+        carried: The state it starts from, to be logged; None = it starts afresh from the prior.
+        prior: The stream's prior over the pool, (N,).
+        policy_version: Version of the published policy, 0 for none.
+    """
+
+    policy: CompiledPolicy
+    carried: CompiledPolicy | None
+    prior: NDArray[np.float64]
+    policy_version: int
+
+
+@dataclass(slots=True)
+class _Own:
+    """What this worker knows of a stream by itself."""
+
+    policy: CompiledPolicy
+    drafter_ids: tuple[str, ...]
+
+
+class StreamPolicies:
+    """Carries the policies of a worker's streams from request to request.
+
+    With scope ``stream`` a request starts from a copy of the stream's policy, which becomes the
+    request's own when it ends: of several at a time, the last to end wins. The learner runs
+    the same policy over the windows of all workers; its state is taken over once it contains all
+    that this worker has emitted of the stream, so nothing that was learned here is lost.
+
+    Args:
+        spec: The policy.
+        worker_key: This worker as watermarks name it, "<worker_id>/<worker_epoch>".
+    """
+
+    def __init__(self, spec: PolicySpec, worker_key: str) -> None:
+        self._spec = spec
+        self._worker_key = worker_key
+        self._priors = StreamPriors()
+        self._stream_to_own: dict[str, _Own] = {}
+        self._stream_to_sequence: dict[str, int] = {}
+
+    def update(self, policy: PolicyPublished) -> None:
+        """Take note of a published policy; requests at work go on with theirs."""
+        self._priors.update(policy)
+
+    def start(self, stream: str, drafter_ids: Sequence[str]) -> RequestStart:
+        """Return what a request over these drafters starts from."""
+        prior, version = self._priors.of(stream, drafter_ids)
+        carried = self._carried(stream, drafter_ids)
+        policy = (
+            copied(carried)
+            if carried
+            else self._spec.build(len(drafter_ids), prior=prior, drafter_ids=drafter_ids)
+        )
+        return RequestStart(policy=policy, carried=carried, prior=prior, policy_version=version)
+
+    def emitted(self, stream: str, sequence: int) -> None:
+        """Note the sequence of the newest event of a stream."""
+        self._stream_to_sequence[stream] = sequence
+
+    def finished(self, stream: str, policy: CompiledPolicy, drafter_ids: Sequence[str]) -> None:
+        """Let the policy of a request that has ended be the stream's."""
+        if self._spec.scope == "stream":
+            self._stream_to_own[stream] = _Own(policy, tuple(drafter_ids))
+
+    def _carried(self, stream: str, drafter_ids: Sequence[str]) -> CompiledPolicy | None:
+        own, published = self._stream_to_own.get(stream), self._priors.newest(stream)
+        if published is not None and (own is None or self._contains_all(published)):
+            policy = self._policy_of(published)
+            if policy is not None:
+                ids = [drafter.drafter_id for drafter in published.drafters]
+                return over_pool(policy, ids, drafter_ids)
+        return over_pool(own.policy, own.drafter_ids, drafter_ids) if own else None
+
+    def _contains_all(self, published: PolicyPublished) -> bool:
+        contained = published.watermark.worker_to_sequence.get(self._worker_key, -1)
+        return contained >= self._stream_to_sequence.get(published.stream, -1)
+
+    def _policy_of(self, published: PolicyPublished) -> CompiledPolicy | None:
+        try:
+            return carried_policy(published, self._spec)
+        except ValueError as error:
+            # The learner is of another build: this worker carries its own state meanwhile.
+            logger.warning("policy of stream %s not taken over: %s", published.stream, error)
+            return None

@@ -41,6 +41,8 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     score_seconds: float
+    batch_size: int = 1
+    score_probability: float = 1.0
 
     @property
     def seconds(self) -> float:
@@ -52,8 +54,9 @@ class Round:
 class RequestFacts:
     """What stays the same in all events of one request.
 
-    ``num_kept_tokens`` is C, how many tokens of the target's distribution are recorded; content
-    (tokens, distributions) is recorded only if ``has_content``.
+    ``policy_table`` and ``policy_numbers`` are the state that the policy started from, packed, or
+    empty. ``num_kept_tokens`` is C, how many tokens of the target's distribution are recorded;
+    content (tokens, distributions) is recorded only if ``has_content``.
     """
 
     worker_id: str
@@ -66,6 +69,8 @@ class RequestFacts:
     policy_name: str
     policy_version: int
     prior_probabilities: NDArray[np.float64]
+    policy_table: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    policy_numbers: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     sampling: SamplingRule
     num_speculative_tokens: int
     has_content: bool
@@ -76,6 +81,7 @@ class RequestFacts:
 class _Segment:
     first_position: int
     rounds: list[Round] = field(default_factory=list)
+    awake: list[NDArray[np.bool_]] = field(default_factory=list)
     scored: list[ScoredBatch] = field(default_factory=list)
     top_ids: list[torch.Tensor] = field(default_factory=list)
     top_logits: list[torch.Tensor] = field(default_factory=list)
@@ -105,6 +111,10 @@ class SegmentRecorder:
         """Positions in the segment that is being collected."""
         return len(self._trajectory) - self._segment.first_position
 
+    def note_awake(self, is_awake: NDArray[np.bool_]) -> None:
+        """Note which drafters could be selected for the round that begins, (N,)."""
+        self._segment.awake.append(is_awake.copy())
+
     def add_round(self, verified: Round, logits: torch.Tensor, scored: ScoredBatch | None) -> None:
         """Add a round with the target's logits at its emitted positions, (emitted, V)."""
         began = time.perf_counter()
@@ -129,6 +139,7 @@ class SegmentRecorder:
         began = time.perf_counter()
         segment, facts = self._segment, self._facts
         last = len(self._trajectory)
+        is_first = self._segment_index == 0
         event = VerificationEvent(
             event_id=uuid.uuid4().hex,
             produced_at=datetime.now(UTC),
@@ -140,6 +151,7 @@ class SegmentRecorder:
             num_prompt_tokens=self._trajectory.num_prompt_tokens,
             first_position=segment.first_position,
             num_positions=last - segment.first_position,
+            num_awake_rounds=_awake_rounds(segment, len(drafters)),
             rounds=_rounds(segment.rounds),
             windows=self._windows(len(drafters)),
             content=self._content() if facts.has_content else None,
@@ -153,6 +165,8 @@ class SegmentRecorder:
             policy_name=facts.policy_name,
             policy_version=facts.policy_version,
             prior_probabilities=facts.prior_probabilities,
+            policy_table=facts.policy_table if is_first else np.empty(0),
+            policy_numbers=facts.policy_numbers if is_first else np.empty(0),
             sampling=facts.sampling,
             num_speculative_tokens=facts.num_speculative_tokens,
         )
@@ -206,6 +220,17 @@ class SegmentRecorder:
         )
 
 
+def _awake_rounds(segment: _Segment, num_drafters: int) -> NDArray[np.int32]:
+    """Count the rounds in which each drafter was awake; empty if that was not noted.
+
+    The target may fail in a round that was noted: it is no round then.
+    """
+    if len(segment.awake) < len(segment.rounds):
+        return np.empty(0, np.int32)
+    awake = np.array(segment.awake[: len(segment.rounds)], dtype=np.int32)
+    return np.asarray(awake.reshape(-1, num_drafters).sum(axis=0, dtype=np.int32))
+
+
 def _rounds(rounds: Sequence[Round]) -> Rounds:
     def column(name: str, dtype: Any) -> NDArray[Any]:
         return np.array([getattr(verified, name) for verified in rounds], dtype=dtype)
@@ -221,4 +246,6 @@ def _rounds(rounds: Sequence[Round]) -> Rounds:
         draft_seconds=column("draft_seconds", np.float32),
         verify_seconds=column("verify_seconds", np.float32),
         score_seconds=column("score_seconds", np.float32),
+        batch_size=column("batch_size", np.int16),
+        score_probability=column("score_probability", np.float32),
     )

@@ -17,12 +17,13 @@ import torch
 from inference.engine import EngineOptions, RequestRun
 from inference.pool import DrafterPool
 from inference.ports import Drafter
-from inference.priors import StreamPriors
+from inference.priors import StreamPolicies
 from inference.recording import RequestFacts, Round, SegmentRecorder
 from inference.sampling import SamplingParams
 from inference.target import Target
+from learner.carried import packed
 from learner.request_selector import RequestSelector
-from learner.selection import policy_from_name
+from learner.selection import DEFAULT_POLICY, parse_policy
 from schemas.events import FeatureReference, FinishReason, PolicyPublished, VerificationEvent
 
 
@@ -56,7 +57,7 @@ class WorkerOptions:
 
     Attributes:
         worker_id, worker_epoch: Who it is; the epoch is never used twice by one id.
-        policy: Selection policy inside a request.
+        policy: Selection policy, as ``learner.selection.parse_policy`` reads it.
         segment_tokens: Tokens after which a segment is reported and new weights are taken up.
         num_kept_tokens: C, tokens of the target's distribution recorded per position.
         engine: How it speculates.
@@ -65,7 +66,7 @@ class WorkerOptions:
 
     worker_id: str
     worker_epoch: int
-    policy: str = "normal_hedge"
+    policy: str = DEFAULT_POLICY
     segment_tokens: int = 64
     num_kept_tokens: int = 8
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -134,7 +135,8 @@ class Worker:
         self._sink = sink
         self._inbox = inbox
         self._recorder = recorder
-        self._priors = StreamPriors()
+        self._spec = parse_policy(options.policy)
+        self._streams = StreamPolicies(self._spec, f"{options.worker_id}/{options.worker_epoch}")
         self._sequence = 0
         self.emission_seconds = 0.0
         self._seeds = np.random.SeedSequence(options.seed)
@@ -160,12 +162,14 @@ class Worker:
         self._look_into_inbox()
         run, recorder = self._start(request)
         try:
-            rounds = self._play(run, recorder, is_aborted, on_round)
+            rounds = self._play(run, recorder, request.stream, is_aborted, on_round)
         except Exception:
             run.end(FinishReason.ERROR)
             raise
         finally:
-            self._report(run, recorder)
+            self._report(run, recorder, request.stream)
+            ids = [version.drafter_id for version in run.drafters.versions]
+            self._streams.finished(request.stream, run.selector.policy, ids)
             self.emission_seconds += recorder.seconds
         return Completion(
             request_id=request.request_id,
@@ -180,6 +184,7 @@ class Worker:
         self,
         run: RequestRun,
         recorder: SegmentRecorder,
+        stream: str,
         is_aborted: Callable[[], bool],
         on_round: Callable[[Round], None],
     ) -> list[Round]:
@@ -193,22 +198,22 @@ class Worker:
             if is_aborted():
                 run.end(FinishReason.ABORTED)
             elif recorder.num_positions >= self._options.segment_tokens:
-                self._report(run, recorder)
+                self._report(run, recorder, stream)
                 self._take_up_versions(run)
         return rounds
 
     def _start(self, request: Request) -> tuple[RequestRun, SegmentRecorder]:
         options, engine = self._options, self._options.engine
         ids = [version.drafter_id for version in self.pool.versions]
-        prior, policy_version = self._priors.of(request.stream, ids)
-        policy = policy_from_name(options.policy, len(ids), prior=prior, drafter_ids=ids)
+        start = self._streams.start(request.stream, ids)
+        table, numbers = packed(start.carried)
         run = RequestRun(
             self.target,
             self.pool,
             request.prompt_token_ids,
             request.params,
             engine,
-            RequestSelector(policy, engine.num_speculative_tokens),
+            RequestSelector(self._spec, start.policy, engine.num_speculative_tokens),
             stream=request.stream,
             seed=self._seed(request.params),
         )
@@ -220,9 +225,11 @@ class Worker:
             target_id=self.target.target_id,
             target_fingerprint=self.target.fingerprint,
             tokenizer_hash=self.target.tokenizer_hash,
-            policy_name=options.policy,
-            policy_version=policy_version,
-            prior_probabilities=prior,
+            policy_name=str(self._spec),
+            policy_version=start.policy_version,
+            prior_probabilities=start.prior,
+            policy_table=table,
+            policy_numbers=numbers,
             sampling=request.params.rule(draws_drafts=engine.draws_drafts),
             num_speculative_tokens=engine.num_speculative_tokens,
             has_content=request.has_consent,
@@ -235,10 +242,11 @@ class Worker:
             return np.random.SeedSequence(params.seed)
         return self._seeds.spawn(1)[0]
 
-    def _report(self, run: RequestRun, recorder: SegmentRecorder) -> None:
+    def _report(self, run: RequestRun, recorder: SegmentRecorder, stream: str) -> None:
         event, hidden = recorder.cut(
             run.drafters.versions, run.finish_reason, sequence=self._sequence
         )
+        self._streams.emitted(stream, self._sequence)
         self._sequence += 1
         began = time.perf_counter()
         if hidden is not None and self._recorder is not None and event.content is not None:
@@ -255,6 +263,6 @@ class Worker:
 
     def _look_into_inbox(self) -> None:
         for policy in self._inbox.take_policies():
-            self._priors.update(policy)
+            self._streams.update(policy)
         for drafter in self._inbox.take_drafters():
             self.pool.replace(drafter)

@@ -21,6 +21,8 @@ from learner.measures import (
     hybrid_loss,
 )
 from learner.ports import ReceivedEvent
+from learner.request_selector import policy_losses
+from learner.selection.base import Loss
 from schemas.events import DrafterVersion, FinishReason, ScoredWindows, VerificationEvent, Watermark
 
 MAX_REMEMBERED_WORKERS = 4096
@@ -139,9 +141,7 @@ def event_losses(
         estimator=estimator,
         length_weight=length_weight,
     )
-    if event.finish_reason in (FinishReason.ABORTED, FinishReason.ERROR):
-        is_whole = event.windows.num_levels[: len(losses)] == event.num_speculative_tokens
-        losses = losses[is_whole]
+    losses = losses[_is_learned(event)[: len(losses)]]
     good = np.isnan(losses) | ((losses >= 0.0) & (losses <= 1.0))
     if not good.all():
         window, drafter = (int(i) for i in np.argwhere(~good)[0])
@@ -150,6 +150,28 @@ def event_losses(
             f"{event.drafters[drafter].drafter_id!r} is {losses[window, drafter]}, expected [0, 1]"
         )
     return losses
+
+
+def event_policy_losses(event: VerificationEvent, loss: Loss) -> NDArray[np.float64]:
+    """Return the losses of the event's windows as a policy learns them, (W, N); NaN = asleep.
+
+    Windows that an abort or an error cut are left out, as in ``event_losses``.
+    """
+    losses = policy_losses(
+        event.windows.acceptance_probability,
+        event.windows.realised_acceptance,
+        event.windows.num_levels,
+        loss=loss,
+        num_speculative_tokens=event.num_speculative_tokens,
+    )
+    return losses[_is_learned(event)[: len(losses)]]
+
+
+def _is_learned(event: VerificationEvent) -> NDArray[np.bool_]:
+    """Return which windows are not censored, (W,)."""
+    if event.finish_reason in (FinishReason.ABORTED, FinishReason.ERROR):
+        return np.asarray(event.windows.num_levels == event.num_speculative_tokens)
+    return np.ones(len(event.windows.start), dtype=np.bool_)
 
 
 def drafter_positions(
@@ -186,31 +208,3 @@ def aligned(
     is_kept = positions >= 0
     result[..., positions[is_kept]] = values[..., is_kept]
     return result
-
-
-def charge_sleeping(
-    losses: NDArray[np.float64], probabilities: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Charge drafters that slept through a window what the others lost together.
-
-    Then no weight of theirs moves relative to the rest as a whole: the sleeping-experts rule of
-    Freund, Schapire, Singer and Warmuth (1997), section 3, for any policy.
-
-    Args:
-        losses: Shape (N,), in [0, 1]; NaN = asleep.
-        probabilities: The policy's, shape (N,).
-
-    Returns:
-        Shape (N,), no NaN. If all sleep they are charged 0 alike.
-    """
-    is_awake = ~np.isnan(losses)
-    if is_awake.all():
-        return losses
-    if not is_awake.any():
-        return np.zeros_like(losses)
-    weights = np.where(is_awake, probabilities, 0.0)
-    if not weights.sum() > 0.0:
-        weights = is_awake.astype(np.float64)
-    awake_losses = np.where(is_awake, losses, 0.0)
-    charge = min(float(weights @ awake_losses / weights.sum()), 1.0)
-    return np.where(is_awake, losses, charge)

@@ -1,45 +1,80 @@
-"""Selection inside one request: who drafts the next round, learned from completed windows.
+"""Selection inside one request: who drafts the next round, learned from what was verified.
 
 The worker uses it live and replay uses the same one over a log, so they cannot disagree: what is
-learned are the float16 numbers of the event, in the order and at the rounds that the event tells.
+learned are the float16 numbers of the event, in the order and at the rounds that the event tells,
+by the kernels that re-run other policies.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
-from learner import measures
-from learner.feedback import charge_sleeping
-from learner.selection import Policy, select
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from learner.measures import acceptance_length_loss, acceptance_loss, expected_acceptance_length
+from learner.selection import CompiledPolicy, PolicySpec, RoundFeedback, kernels, parse_policy
+from learner.selection.base import Loss
+from learner.walk import CHOICE_TO_MODE
 
 
 class RequestSelector:
     """One request's policy over the drafters of a pool.
 
     Args:
-        policy: Fresh for this request, started from the stream's prior.
+        spec: What the policy learns of a window and how it chooses.
+        policy: The policy itself, this request's own: it learns in place.
         num_speculative_tokens: K, the scale of losses.
+
+    Attributes:
+        policy: As it is now.
     """
 
-    def __init__(self, policy: Policy, num_speculative_tokens: int) -> None:
-        self._policy = policy
+    def __init__(
+        self, spec: PolicySpec, policy: CompiledPolicy, num_speculative_tokens: int
+    ) -> None:
+        self.policy = policy
+        self._loss: Loss = spec.loss
+        self._mode = CHOICE_TO_MODE[spec.choice]
         self._num_speculative_tokens = num_speculative_tokens
+        # A request begins with no drafter at work, so its first choice is no switch.
+        self._last_index = -1
+        self._last_probabilities = np.zeros(policy.num_drafters)
+
+    @classmethod
+    def fresh(
+        cls,
+        name: str,
+        num_drafters: int,
+        num_speculative_tokens: int,
+        *,
+        prior: ArrayLike | None = None,
+        drafter_ids: Sequence[str] | None = None,
+    ) -> RequestSelector:
+        """Return a selector whose policy starts afresh; see ``parse_policy`` and ``build``."""
+        spec = parse_policy(name)
+        policy = spec.build(num_drafters, prior=prior, drafter_ids=drafter_ids)
+        return cls(spec, policy, num_speculative_tokens)
 
     def probabilities(self, is_awake: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the chance of every drafter, shape (N,); those asleep have none.
+        """Return the chance of every drafter to be chosen now, shape (N,); those asleep have none.
 
         If all the mass is on drafters that sleep, it goes to the others in equal shares.
         """
-        awake = self._policy.probabilities() * is_awake
-        total = awake.sum()
-        if total > 0.0:
-            return np.asarray(awake / total, dtype=np.float64)
-        return np.asarray(is_awake / is_awake.sum(), dtype=np.float64)
+        chances = np.empty(self.policy.num_drafters)
+        kernels.masked_probabilities(self.policy.table[0], is_awake, chances)
+        if self._mode == kernels.ARGMAX:
+            kernels.sharpen_to_best(chances)
+        return chances
 
     def choose(self, is_awake: NDArray[np.bool_], rng: np.random.Generator) -> tuple[int, float]:
-        """Draw the drafter of the next round and return (index, probability)."""
-        return select(self.probabilities(is_awake), rng)
+        """Choose the drafter of the next round and return (index, probability)."""
+        chances = self.probabilities(is_awake)
+        index = kernels.choose(
+            self._mode, chances, self._last_probabilities, self._last_index, rng.random()
+        )
+        self._last_index, self._last_probabilities = index, chances
+        return index, float(chances[index])
 
     def learn(
         self,
@@ -47,10 +82,101 @@ class RequestSelector:
         realised_acceptance: NDArray[np.float16],
         num_levels: NDArray[np.int16],
     ) -> None:
-        """Learn completed windows in order of start, arrays (W, K, N) and (W,)."""
-        lengths = measures.expected_acceptance_length(
-            acceptance_probability, realised_acceptance, num_levels=num_levels
+        """Learn windows in order of start, arrays (W, K, N) and (W,).
+
+        A policy that learns level 1 alone reads nothing else of them.
+        """
+        self.policy.learn_windows(
+            policy_losses(
+                acceptance_probability,
+                realised_acceptance,
+                num_levels,
+                loss=self._loss,
+                num_speculative_tokens=self._num_speculative_tokens,
+            )
         )
-        for losses in measures.acceptance_length_loss(lengths, self._num_speculative_tokens):
-            if not np.isnan(losses).all():
-                self._policy.learn(charge_sleeping(losses, self._policy.probabilities()))
+
+    def learn_round(
+        self,
+        drafter_index: int,
+        selection_probability: float,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+    ) -> None:
+        """Learn what a round alone tells, if the policy is a bandit.
+
+        The probability counts as the event carries it, in float32.
+        """
+        if self.policy.learns_rounds:
+            self.policy.learn_round(
+                round_feedback(
+                    drafter_index,
+                    float(np.float32(selection_probability)),
+                    num_draft_tokens,
+                    num_accepted_tokens,
+                    num_speculative_tokens=self._num_speculative_tokens,
+                )
+            )
+
+
+def policy_losses(
+    acceptance_probability: NDArray[np.float16],
+    realised_acceptance: NDArray[np.float16],
+    num_levels: NDArray[np.int16],
+    *,
+    loss: Loss,
+    num_speculative_tokens: int,
+) -> NDArray[np.float64]:
+    """Return the losses of windows as a policy learns them.
+
+    Args:
+        acceptance_probability: (W, K, N); NaN = not scored or no such level.
+        realised_acceptance: (W, K, N); NaN likewise.
+        num_levels: Levels that exist, (W,).
+        loss: ``length`` is 1 - exact acceptance length / (K + 1), ``first`` 1 - the acceptance
+            probability at level 1, ``hybrid`` half of each.
+        num_speculative_tokens: K of the scale.
+
+    Returns:
+        (W, N), in [0, 1]; NaN = asleep. Empty, (0, N), if there are no levels.
+    """
+    if num_speculative_tokens == 0:
+        return np.empty((0, acceptance_probability.shape[-1]))
+    first = acceptance_loss(acceptance_probability)
+    if loss == "first":
+        return first
+    lengths = expected_acceptance_length(
+        acceptance_probability, realised_acceptance, num_levels=num_levels
+    )
+    length = acceptance_length_loss(lengths, num_speculative_tokens)
+    return length if loss == "length" else 0.5 * (length + first)
+
+
+def round_feedback(
+    drafter_index: int,
+    selection_probability: float,
+    num_draft_tokens: int,
+    num_accepted_tokens: int,
+    *,
+    num_speculative_tokens: int,
+) -> RoundFeedback:
+    """Return what a bandit sees of a round.
+
+    The agreement is the share of the levels that verification reached whose token was accepted:
+    under a greedy target that is their mean acceptance probability, and otherwise one draw of
+    it, known at once and found again in the log.
+
+    Args:
+        drafter_index: Who was played.
+        selection_probability: Its chance when it was chosen.
+        num_draft_tokens: Tokens it proposed, 0..K; proposing none counts as a rejection.
+        num_accepted_tokens: Those accepted, without bonus.
+        num_speculative_tokens: K, at least 1.
+    """
+    num_reached = max(min(num_accepted_tokens + 1, num_draft_tokens), 1)
+    return RoundFeedback(
+        drafter_index=drafter_index,
+        selection_probability=selection_probability,
+        length_loss=1.0 - (num_accepted_tokens + 1) / (num_speculative_tokens + 1),
+        agreement_loss=1.0 - num_accepted_tokens / num_reached,
+    )

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.carried import copied, over_pool, packed, unpacked
 from learner.cost import CostSums
-from learner.feedback import Contained, aligned, drafter_positions, event_losses
+from learner.feedback import (
+    Contained,
+    aligned,
+    drafter_positions,
+    event_losses,
+    event_policy_losses,
+)
 from learner.measures import Estimator
 from learner.ports import ReceivedEvent
 from learner.prior import PriorSettings, StreamPrior
+from learner.request_selector import round_feedback
+from learner.selection import DEFAULT_POLICY, CompiledPolicy, PolicySpec, parse_policy
 from schemas.errors import ContractError
-from schemas.events import DrafterVersion, PolicyPublished, VerificationEvent
+from schemas.events import NO_DRAFTER, DrafterVersion, PolicyPublished, VerificationEvent
 
-LAYOUT = 1.0
+LAYOUT = 2.0
 """Version of the accumulators' meaning; a state of another one is refused."""
 
 FORGOTTEN_WINDOWS = 1e-3
@@ -29,13 +38,14 @@ class StreamSettings:
     """What turns events into a state; two learners with equal settings reach equal states.
 
     Attributes:
-        policy_name: The policy that workers run inside a request, started from the prior.
+        policy: The policy that workers run. With scope ``stream`` the learner runs it too, over the
+            windows of all workers, and publishes its state.
         admitted_drafter_ids: Drafters to learn about; None = all that events name.
         estimator, length_weight: As ``learner.feedback.window_losses``.
         prior: How evidence becomes a prior.
     """
 
-    policy_name: str = "normal_hedge"
+    policy: PolicySpec = field(default_factory=lambda: parse_policy(DEFAULT_POLICY))
     admitted_drafter_ids: Set[str] | None = None
     estimator: Estimator = "exact"
     length_weight: float = 1.0
@@ -51,7 +61,8 @@ class StreamState:
     """All that is known of one stream.
 
     ``version`` counts the events learned. ``drafters`` carry the newest weights version seen;
-    new weights keep the drafter's history, which decays anyway.
+    new weights keep the drafter's history, which decays anyway. ``policy`` is the stream's carried
+    policy over ``drafters``, never changed in place; None while there is none to carry.
     """
 
     stream: str
@@ -59,6 +70,7 @@ class StreamState:
     drafters: tuple[DrafterVersion, ...] = ()
     prior: StreamPrior = field(default_factory=lambda: StreamPrior.empty(0))
     cost: CostSums = field(default_factory=CostSums.empty)
+    policy: CompiledPolicy | None = None
     contained: Contained = field(default_factory=Contained)
 
     def learned(self, received: ReceivedEvent, settings: StreamSettings) -> tuple[StreamState, int]:
@@ -79,6 +91,7 @@ class StreamState:
             version=self.version + 1,
             prior=state.prior.learned(losses, settings.prior),
             cost=state.cost.learned(event, positions, decay=settings.prior.decay),
+            policy=state._learned_policy(event, positions, settings.policy),
             contained=self.contained.with_event(received),
         )
         return state._without_forgotten(event), int(np.count_nonzero(positions < 0))
@@ -92,12 +105,34 @@ class StreamState:
                 newer = drafter if drafter.weights_version > known.weights_version else known
                 id_to_drafter[drafter.drafter_id] = newer
         num_new = len(id_to_drafter) - len(self.drafters)
+        drafters = tuple(id_to_drafter.values())
         return replace(
             self,
-            drafters=tuple(id_to_drafter.values()),
+            drafters=drafters,
             prior=self.prior.with_new(num_new),
             cost=self.cost.with_new(num_new),
+            policy=self._policy_over(drafters),
         )
+
+    def _policy_over(self, drafters: Sequence[DrafterVersion]) -> CompiledPolicy | None:
+        """Return the policy over another pool; unchanged if the ids are."""
+        known, ids = ([one.drafter_id for one in pool] for pool in (self.drafters, drafters))
+        if self.policy is None or not ids:
+            return None
+        return self.policy if ids == known else over_pool(self.policy, known, ids)
+
+    def _learned_policy(
+        self, event: VerificationEvent, positions: NDArray[np.int64], spec: PolicySpec
+    ) -> CompiledPolicy | None:
+        """Return the carried policy after one event; it starts with the first that has drafters."""
+        if spec.scope != "stream" or not self.drafters:
+            return None
+        policy = copied(self.policy) if self.policy else spec.build(len(self.drafters))
+        losses = event_policy_losses(event, spec.loss)
+        policy.learn_windows(aligned(losses, positions, len(self.drafters)))
+        if policy.learns_rounds:
+            _learn_rounds(policy, event, positions)
+        return policy
 
     def _without_forgotten(self, event: VerificationEvent) -> StreamState:
         """Drop drafters that are neither in use nor remembered."""
@@ -114,11 +149,13 @@ class StreamState:
     def _only(self, positions: list[int]) -> StreamState:
         if len(positions) == len(self.drafters):
             return self
+        drafters = tuple(self.drafters[index] for index in positions)
         return replace(
             self,
-            drafters=tuple(self.drafters[index] for index in positions),
+            drafters=drafters,
             prior=self.prior.only(positions),
             cost=self.cost.only(positions),
+            policy=self._policy_over(drafters),
         )
 
     def to_policy(
@@ -136,7 +173,7 @@ class StreamState:
             parent_version=self.version - 1,
             produced_at=produced_at,
             learner_id=learner_id,
-            policy_name=settings.policy_name,
+            policy_name=str(settings.policy),
             drafters=self.drafters,
             log_weights=self.prior.log_weights(settings.prior),
             accumulators=self._accumulators(),
@@ -147,8 +184,12 @@ class StreamState:
         )
 
     def _accumulators(self) -> dict[str, NDArray[np.float64]]:
+        table, numbers = packed(self.policy)
         return {
             "layout": np.array([LAYOUT]),
+            "policy_layout": np.array([0.0 if self.policy is None else float(self.policy.version)]),
+            "policy_table": table.reshape(-1, max(len(self.drafters), 1)),
+            "policy_numbers": numbers,
             "excess_loss": self.prior.excess_loss,
             "num_windows": self.prior.num_windows,
             **self.cost.arrays(),
@@ -176,10 +217,51 @@ class StreamState:
             cost=CostSums(
                 **{name: _accumulator(arrays, name, path) for name in CostSums.empty().arrays()}
             ),
+            policy=carried_policy(policy, settings.policy),
             contained=Contained.from_watermark(policy.watermark),
         )
         admitted = [i for i, d in enumerate(policy.drafters) if settings.admits(d.drafter_id)]
         return state._only(admitted)
+
+
+def carried_policy(published: PolicyPublished, spec: PolicySpec) -> CompiledPolicy | None:
+    """Return the policy that a learner has carried over ``published.drafters``.
+
+    Returns:
+        None if it carried none, or one of another specification.
+
+    Raises:
+        ValueError: If it is a state of another build.
+    """
+    arrays = published.accumulators
+    table = arrays.get("policy_table", np.empty(0))
+    if spec.scope != "stream" or published.policy_name != str(spec) or not table.size:
+        return None
+    policy = unpacked(spec, table.ravel(), arrays["policy_numbers"], len(published.drafters))
+    if not np.array_equal(arrays["policy_layout"], [policy.version]):
+        raise ValueError(
+            f"state of {spec.name!r} has layout {arrays['policy_layout']}, expected "
+            f"{policy.version}"
+        )
+    return policy
+
+
+def _learn_rounds(
+    policy: CompiledPolicy, event: VerificationEvent, positions: NDArray[np.int64]
+) -> None:
+    """Teach a bandit the rounds of an event; those of orphans are left out."""
+    rounds = event.rounds
+    place = np.append(positions, NO_DRAFTER)[rounds.drafter_index]
+    for index in np.flatnonzero(place >= 0):
+        policy.learn_round(
+            round_feedback(
+                int(place[index]),
+                float(rounds.selection_probability[index]),
+                int(rounds.num_draft_tokens[index]),
+                int(rounds.num_accepted_tokens[index]),
+                num_speculative_tokens=event.num_speculative_tokens,
+            )
+        )
 
 
 def _accumulator(

@@ -36,7 +36,6 @@ from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Request, Worker, WorkerOptions
 from learner.request_selector import RequestSelector
-from learner.selection import policy_from_name
 from pipeline.bench_heads import BenchHeads, trained_heads
 from pipeline.boards import LogEventSender
 from pipeline.features import FeatureRecorder
@@ -190,7 +189,7 @@ def _with_one_head(
         ids,
         params,
         EngineOptions(num_speculative_tokens=NUM_SPECULATIVE_TOKENS, score_block=0),
-        RequestSelector(policy_from_name("fixed:0", 1), NUM_SPECULATIVE_TOKENS),
+        RequestSelector.fresh("fixed:0", 1, NUM_SPECULATIVE_TOKENS),
         stream="bench",
         seed=np.random.SeedSequence(SEED),
     )

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings import SettingsError as SourceError
 
-from learner.selection import policy_names
+from learner.selection import DEFAULT_POLICY, parse_policy
 from schemas import checks
 
 PREFIX = "DRAFTLOOP_"
@@ -43,8 +43,7 @@ def _identifier(value: str) -> str:
 
 
 def _policy_name(value: str) -> str:
-    if value not in policy_names() and not re.fullmatch(r"fixed:.+", value):
-        raise ValueError(f"expected one of {', '.join(policy_names())}, fixed:<drafter>")
+    parse_policy(value)
     return value
 
 
@@ -173,8 +172,8 @@ class WorkerSettings(Section):
     """Names this worker in its events; no two running workers may share it."""
     num_speculative_tokens: int = Field(default=4, ge=0, le=64)
     """Most tokens a drafter may propose per round (K)."""
-    policy: PolicyName = "normal_hedge"
-    """How drafters are selected: `normal_hedge`, `hedge` or `fixed:<drafter>`."""
+    policy: PolicyName = DEFAULT_POLICY
+    """How drafters are selected: a policy, or `name:key=value,...`, or `fixed:<drafter>`."""
     segment_tokens: int = Field(default=64, ge=1, le=100_000)
     """Verified tokens after which a segment of a request is reported."""
     score_block: int = Field(default=8, ge=1, le=100_000)

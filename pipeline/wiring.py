@@ -21,6 +21,7 @@ from inference.ports import Drafter
 from inference.target import Target, load_target
 from inference.worker import Worker, WorkerOptions
 from learner.ports import EventSource
+from learner.selection import parse_policy
 from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
 from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
@@ -244,7 +245,7 @@ def build_learner(
         LearnerSettings(
             learner_id=one.learner_id,
             publish_every_events=one.publish_policy_every_events,
-            streams=StreamSettings(policy_name=settings.worker.policy),
+            streams=StreamSettings(policy=parse_policy(settings.worker.policy)),
         ),
         now=utc_now,
         trainer=trainer,

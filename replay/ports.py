@@ -26,7 +26,16 @@ class RequestSelector(Protocol):
         realised_acceptance: NDArray[np.float16],
         num_levels: NDArray[np.int16],
     ) -> None:
-        """Learn completed windows in order of start, shapes (W, K, N) and (W,), W >= 1."""
+        """Learn windows in order of start, shapes (W, K, N) and (W,), W >= 1."""
+
+    def learn_round(
+        self,
+        drafter_index: int,
+        selection_probability: float,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+    ) -> None:
+        """Learn what a round alone tells; only bandits do."""
 
 
 SelectorFactory = Callable[[RequestTrace], RequestSelector]

@@ -153,20 +153,23 @@ def followed_probabilities(request: RequestTrace, selector: RequestSelector) -> 
     """Let a selector follow the logged rounds and return what it would have chosen, (R, N).
 
     Row r holds its probabilities before round r, after it has learned the windows that the log
-    says were learned after each round before. Drafters that are not scored at the round's
-    position count as asleep; if all are, the row is NaN.
+    says were learned after each round before. Where the log does not say who was awake, drafters
+    that are not scored at the round's position count as asleep; if all are, the row is NaN.
     """
     rounds = request.rounds
-    awake = _awake_by_position(request)
+    awake = _awake_by_round(request)
     queue = _WindowQueue(request.windows, selector)
     probabilities = np.full((rounds.first_position.size, len(request.drafter_ids)), np.nan)
-    for index, position in enumerate(rounds.first_position):
-        is_awake = awake[position - request.first_position]
-        if rounds.drafter_index[index] != NO_DRAFTER:
-            # It may have failed in this very round; when it was selected it was awake.
-            is_awake[rounds.drafter_index[index]] = True
+    for index, is_awake in enumerate(awake):
         if is_awake.any():
             probabilities[index] = selector.probabilities(is_awake)
+        if rounds.drafter_index[index] != NO_DRAFTER:
+            selector.learn_round(
+                int(rounds.drafter_index[index]),
+                float(rounds.selection_probability[index]),
+                int(rounds.num_draft_tokens[index]),
+                int(rounds.num_accepted_tokens[index]),
+            )
         queue.deliver(int(rounds.num_scored_windows[index]))
     return probabilities
 
@@ -302,6 +305,18 @@ def _awake_by_position(request: RequestTrace) -> NDArray[np.bool_]:
     is_scored = np.asarray(~np.isnan(first_level).any(axis=1))
     awake = np.ones((rows.size, len(request.drafter_ids)), dtype=np.bool_)
     awake[rows >= 0] = is_scored[rows[rows >= 0]]
+    return awake
+
+
+def _awake_by_round(request: RequestTrace) -> NDArray[np.bool_]:
+    """Return which drafters could be selected in each round, (R, N)."""
+    if request.awake is not None:
+        return request.awake
+    rounds = request.rounds
+    awake = _awake_by_position(request)[rounds.first_position - request.first_position]
+    played = np.flatnonzero(rounds.drafter_index != NO_DRAFTER)
+    # It may have failed in this very round; when it was selected it was awake.
+    awake[played, rounds.drafter_index[played]] = True
     return awake
 
 

@@ -16,7 +16,6 @@ from inference.sampling import SamplingParams, draw
 from inference.target import Target
 from inference.trajectory import Trajectory
 from learner.request_selector import RequestSelector
-from learner.selection import Policy, policy_from_name
 from schemas.events import DrafterVersion, FinishReason
 
 Behaviour = Callable[[Trajectory, int, np.random.Generator], Draft]
@@ -138,21 +137,20 @@ def start_run(
     params: SamplingParams,
     *,
     options: EngineOptions | None = None,
-    policy: str | Policy = "hedge",
+    policy: str = "hedge",
     stream: str = "stream",
     seed: int = 0,
 ) -> RequestRun:
-    """Return a request that has not begun; ``policy`` may be a name."""
+    """Return a request that has not begun."""
     pool = drafters if isinstance(drafters, DrafterPool) else DrafterPool(drafters)
     options = options or EngineOptions()
-    chosen = policy_from_name(policy, len(pool)) if isinstance(policy, str) else policy
     return RequestRun(
         target,
         pool,
         prompt,
         params,
         options,
-        RequestSelector(chosen, options.num_speculative_tokens),
+        RequestSelector.fresh(policy, len(pool), options.num_speculative_tokens),
         stream=stream,
         seed=np.random.SeedSequence(seed),
     )

@@ -1,4 +1,4 @@
-"""What a request starts from: the newest policy of its stream, over the drafters there are."""
+"""What a request starts from: its stream's prior and policy, over the drafters there are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inference.priors import NEWCOMER_SHARE, StreamPriors
-from learner.selection import policy_from_name
-from schemas.events import PolicyPublished
+from inference.priors import NEWCOMER_SHARE, StreamPolicies, StreamPriors
+from learner.carried import packed
+from learner.selection import CompiledPolicy, parse_policy, policy_from_name
+from schemas.events import PolicyPublished, Watermark
 from tests.schemas.builders import make_policy
 
+GRID = "ada_normal_hedge_grid"
 IDS = ["drafter-0", "drafter-1", "drafter-2"]
 
 
@@ -76,3 +78,124 @@ def test_every_prior_can_start_a_policy(probabilities: list[float]) -> None:
     for name in ("hedge", "normal_hedge"):
         found = policy_from_name(name, 3, prior=prior).probabilities()
         np.testing.assert_allclose(found, prior, atol=1e-9)
+
+
+def published(
+    chances: list[float], *, sequence: int, version: int = 1, name: str = GRID
+) -> PolicyPublished:
+    """Return a policy whose learner has seen up to one sequence of this worker, and its state."""
+    spec = parse_policy(name)
+    state = spec.build(len(chances), prior=chances)
+    table, numbers = packed(state)
+    return make_policy(
+        stream="s",
+        version=version,
+        num_drafters=len(chances),
+        policy_name=name,
+        watermark=Watermark(worker_to_sequence={"worker-0/7": sequence, "other/1": 99}),
+        accumulators={
+            "policy_layout": np.array([float(state.version)]),
+            "policy_table": table.reshape(-1, len(chances)),
+            "policy_numbers": numbers,
+        },
+    )
+
+
+def streams_of(name: str = GRID) -> StreamPolicies:
+    """Return the streams of worker-0 in epoch 7."""
+    return StreamPolicies(parse_policy(name), "worker-0/7")
+
+
+def finish_request(streams: StreamPolicies, *, better: int, sequence: int) -> CompiledPolicy:
+    """Serve a request in which one drafter is better than the others."""
+    policy = streams.start("s", IDS).policy
+    losses = np.full((40, 3), 0.9)
+    losses[:, better] = 0.1
+    policy.learn_windows(losses)
+    streams.emitted("s", sequence)
+    streams.finished("s", policy, IDS)
+    return policy
+
+
+def test_a_request_goes_on_where_the_one_before_it_ended() -> None:
+    streams = streams_of()
+    first = streams.start("s", IDS)
+    assert first.carried is None
+    done = finish_request(streams, better=2, sequence=0)
+    start = streams.start("s", IDS)
+    assert start.carried is not None
+    assert start.carried.table.tolist() == start.policy.table.tolist() == done.table.tolist()
+    start.policy.learn_windows(np.ones((3, 3)))
+    assert streams.start("s", IDS).policy.table.tolist() == done.table.tolist(), "a copy learns"
+    assert streams.start("elsewhere", IDS).carried is None
+
+
+def test_of_requests_at_the_same_time_the_last_to_end_wins() -> None:
+    streams = streams_of()
+    one, other = streams.start("s", IDS).policy, streams.start("s", IDS).policy
+    one.learn_windows(np.array([[0.0, 1.0, 1.0]]))
+    other.learn_windows(np.array([[1.0, 0.0, 1.0]]))
+    streams.finished("s", other, IDS)
+    streams.finished("s", one, IDS)
+    assert streams.start("s", IDS).policy.table.tolist() == one.table.tolist()
+
+
+def test_policies_of_scope_request_always_start_from_the_prior() -> None:
+    streams = streams_of("normal_hedge")
+    finish_request(streams, better=1, sequence=0)
+    streams.update(published([0.2, 0.3, 0.5], sequence=0, name="normal_hedge"))
+    start = streams.start("s", IDS)
+    assert start.carried is None
+    np.testing.assert_allclose(start.policy.probabilities(), start.prior)
+
+
+def test_a_worker_that_knows_nothing_takes_over_what_is_published() -> None:
+    streams = streams_of()
+    streams.update(published([0.2, 0.3, 0.5], sequence=0, version=4))
+    start = streams.start("s", IDS)
+    np.testing.assert_allclose(start.policy.probabilities(), [0.2, 0.3, 0.5])
+    assert start.policy_version == 4
+
+
+@pytest.mark.parametrize(("contained", "is_adopted"), [(2, False), (3, True), (4, True)])
+def test_what_is_published_is_taken_over_once_it_contains_all_that_was_emitted(
+    contained: int, is_adopted: bool
+) -> None:
+    streams = streams_of()
+    own = finish_request(streams, better=1, sequence=3)
+    streams.update(published([0.2, 0.3, 0.5], sequence=contained))
+    expected = [0.2, 0.3, 0.5] if is_adopted else own.probabilities()
+    np.testing.assert_allclose(streams.start("s", IDS).policy.probabilities(), expected)
+
+
+def test_a_request_that_ends_later_goes_on_from_its_own_again() -> None:
+    streams = streams_of()
+    streams.update(published([0.2, 0.3, 0.5], sequence=0))
+    own = finish_request(streams, better=0, sequence=1)
+    assert streams.start("s", IDS).policy.table.tolist() == own.table.tolist()
+
+
+@pytest.mark.parametrize("name", ["fixed_share", f"{GRID}:memory=0.9", f"{GRID}:loss=length"])
+def test_the_state_of_another_policy_is_not_taken_over(name: str) -> None:
+    streams = streams_of(name)
+    streams.update(published([0.2, 0.3, 0.5], sequence=0))
+    assert streams.start("s", IDS).carried is None
+
+
+def test_a_state_of_another_build_is_not_taken_over_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    streams = streams_of()
+    broken = published([0.2, 0.3, 0.5], sequence=0)
+    arrays = {**broken.accumulators, "policy_layout": np.array([9.0])}
+    streams.update(replace(broken, accumulators=arrays))
+    assert streams.start("s", IDS).carried is None
+    assert "policy of stream s not taken over" in caplog.text
+
+
+def test_a_newcomer_in_the_pool_enters_with_its_share() -> None:
+    streams = streams_of()
+    streams.update(published([0.4, 0.6], sequence=0))
+    found = streams.start("s", ["drafter-1", "new", "drafter-0"]).policy.probabilities()
+    kept = 1.0 - NEWCOMER_SHARE
+    np.testing.assert_allclose(found, [0.6 * kept, NEWCOMER_SHARE, 0.4 * kept])

@@ -31,6 +31,8 @@ def recorder_of(trajectory: Trajectory, *, has_content: bool) -> SegmentRecorder
         policy_name="hedge",
         policy_version=9,
         prior_probabilities=np.array([0.25, 0.75]),
+        policy_table=np.array([0.5, 0.5, 0.25, 0.75]),
+        policy_numbers=np.array([0.995]),
         sampling=SamplingParams().rule(draws_drafts=False),
         num_speculative_tokens=2,
         has_content=has_content,
@@ -121,6 +123,40 @@ def test_content_is_the_targets_most_probable_tokens_and_the_rest_of_the_mass() 
         content.target_top_log_probabilities, top.values.log().numpy(), atol=2e-3
     )
     np.testing.assert_allclose(content.target_tail_mass, [1.0 - float(top.values.sum())], atol=1e-3)
+
+
+def test_how_long_each_drafter_was_awake_is_counted_per_segment() -> None:
+    trajectory = start_trajectory(tiny_llama(), [1])
+    recorder = recorder_of(trajectory, has_content=False)
+    counts = []
+    for awake in ([[True, True], [True, True], [False, True]], [[True, False]], []):
+        for position, one in enumerate(awake, start=len(trajectory)):
+            recorder.note_awake(np.array(one))
+            logits = extend(trajectory, 4)
+            recorder.add_round(round_of(position, NO_DRAFTER, 0, 0), logits, None)
+        event, _ = recorder.cut(DRAFTERS, FinishReason.UNFINISHED, sequence=0)
+        counts.append(event.num_awake_rounds.tolist())
+    assert counts == [[2, 3], [1, 0], [0, 0]]
+
+
+def test_a_round_that_the_target_did_not_survive_is_none_of_those_awake() -> None:
+    trajectory = start_trajectory(tiny_llama(), [1])
+    recorder = recorder_of(trajectory, has_content=False)
+    recorder.note_awake(np.array([True, True]))
+    event, _ = recorder.cut(DRAFTERS, FinishReason.ERROR, sequence=0)
+    assert event.num_awake_rounds.tolist() == [0, 0]
+
+
+def test_the_state_that_a_request_started_from_is_in_its_first_segment_alone() -> None:
+    trajectory = start_trajectory(tiny_llama(), [1])
+    recorder = recorder_of(trajectory, has_content=False)
+    events = []
+    for position in (1, 2):
+        recorder.add_round(round_of(position, NO_DRAFTER, 0, 0), extend(trajectory, 4), None)
+        events.append(recorder.cut(DRAFTERS, FinishReason.UNFINISHED, sequence=0)[0])
+    assert events[0].policy_table.tolist() == [0.5, 0.5, 0.25, 0.75]
+    assert events[0].policy_numbers.tolist() == [0.995]
+    assert events[1].policy_table.size == events[1].policy_numbers.size == 0
 
 
 def test_tokens_that_were_forbidden_are_recorded_with_no_mass() -> None:

@@ -14,7 +14,6 @@ from inference.recording import Round
 from inference.sampling import SamplingParams
 from inference.target import Target
 from learner.request_selector import RequestSelector
-from learner.selection import policy_from_name
 from schemas.arrow import LoggedEvent
 from schemas.codec import decode_verification_event, encode
 from schemas.equality import same_message
@@ -207,8 +206,9 @@ def test_selection_in_the_event_can_be_played_again() -> None:
     worker = new_worker(target, drafters_of(target), outbox)
     worker.serve(request_of(random_prompts(4, count=1, length=12)[0], GREEDY))
     first = outbox.events[0]
-    policy = policy_from_name("normal_hedge", 4, prior=first.prior_probabilities)
-    selector, awake = RequestSelector(policy, 4), np.ones(4, dtype=np.bool_)
+    prior = first.prior_probabilities
+    selector = RequestSelector.fresh("normal_hedge", 4, 4, prior=prior)
+    awake = np.ones(4, dtype=np.bool_)
     num_checked = 0
     for event in outbox.events:
         done, windows = 0, event.windows

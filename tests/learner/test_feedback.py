@@ -6,22 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from learner import feedback
 from learner.feedback import (
     Contained,
     Standing,
     aligned,
-    charge_sleeping,
     drafter_positions,
     event_losses,
+    event_policy_losses,
     window_losses,
 )
-from learner.selection import policy_from_name, policy_names
+from learner.selection.base import Loss
 from schemas.codec import decode_policy_published, encode
-from schemas.events import FinishReason, ScoredWindows, VerificationEvent
+from schemas.events import AcceptanceRule, FinishReason, ScoredWindows, VerificationEvent
 from tests.learner.fakes import PlacedEvent
 from tests.schemas.builders import make_drafters, make_event, make_policy
 
@@ -159,33 +157,39 @@ def test_losses_are_aligned_by_drafter_id_and_orphans_left_out() -> None:
     np.testing.assert_array_equal(losses, [[NAN, 0.3, NAN, 0.1]])
 
 
-@settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**16), num_asleep=st.integers(0, 5))
-@pytest.mark.parametrize("name", policy_names())
-def test_a_sleeping_drafter_keeps_its_weight_relative_to_the_rest(
-    name: str, seed: int, num_asleep: int
+@pytest.mark.parametrize(("loss", "expected"), [("length", 0.6), ("first", 0.5), ("hybrid", 0.55)])
+def test_a_policy_learns_the_loss_that_it_was_named_with(loss: Loss, expected: float) -> None:
+    event = make_event(
+        num_windows=2,
+        num_drafters=1,
+        num_speculative_tokens=4,
+        acceptance_rule=AcceptanceRule.SPECULATIVE_SAMPLING,
+        acceptance_probability=np.array([[0.5], [0.5], [0.0], [1.0]]),
+        realised_acceptance=np.array([[1.0], [0.0], [1.0], [1.0]]),
+    )
+    np.testing.assert_allclose(event_policy_losses(event, loss), [[expected]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("reason", "num_learned"),
+    [(FinishReason.STOP, 2), (FinishReason.ABORTED, 1), (FinishReason.ERROR, 1)],
+)
+def test_a_policy_does_not_learn_windows_that_an_abort_has_cut(
+    reason: FinishReason, num_learned: int
 ) -> None:
-    generator = np.random.default_rng(seed)
-    policy = policy_from_name(name, 5)
-    for row in generator.random((20, 5)):
-        policy.learn(row)
-    losses = generator.random(5)
-    losses[:num_asleep] = NAN
-    probabilities = policy.probabilities()
-    charged = charge_sleeping(losses, probabilities)
-    assert np.all((charged >= 0.0) & (charged <= 1.0))
-    awake = probabilities[num_asleep:]
-    if awake.sum() > 1e-9:
-        mixture = probabilities @ charged
-        np.testing.assert_allclose(charged[:num_asleep], mixture, atol=1e-6)
+    event = make_event(num_windows=6, num_drafters=2, num_speculative_tokens=2)
+    scores = np.array([[[1, 0], [1, 0]], [[0, 1], [NAN, NAN]]], np.float16)
+    last = event.first_position + event.num_positions - 2
+    windows = ScoredWindows(
+        start=np.array([event.first_position, last], np.int32),
+        num_levels=np.array([2, 1], np.int16),
+        acceptance_probability=scores,
+        realised_acceptance=scores,
+    )
+    cut = replace(event, windows=windows, finish_reason=reason)
+    assert len(event_policy_losses(cut, "first")) == num_learned
 
 
-def test_when_all_sleep_no_policy_moves() -> None:
-    policy = policy_from_name("normal_hedge", 2, prior=[0.7, 0.3])
-    policy.learn(charge_sleeping(np.array([NAN, NAN]), policy.probabilities()))
-    np.testing.assert_allclose(policy.probabilities(), [0.7, 0.3])
-
-
-def test_sleepers_are_charged_the_plain_mean_when_nobody_awake_has_weight() -> None:
-    charged = charge_sleeping(np.array([NAN, 0.2, 0.6]), np.array([1.0, 0.0, 0.0]))
-    np.testing.assert_allclose(charged, [0.4, 0.2, 0.6])
+def test_a_policy_learns_nothing_where_nothing_can_be_drafted() -> None:
+    event = make_event(num_windows=3, num_drafters=2, num_speculative_tokens=0)
+    assert event_policy_losses(event, "first").shape == (0, 2)

@@ -294,7 +294,7 @@ def test_invalid_policy_of_another_layout_is_refused() -> None:
     learner, source = learner_of(log, board, np.random.default_rng(0))
     learner.run(lambda: source.is_drained)
     policy = board.read_all()[0]
-    for layout, message in ((np.array([2.0]), r"layout: found \[2\.\]"), (None, "found nothing")):
+    for layout, message in ((np.array([1.0]), r"layout: found \[1\.\]"), (None, "found nothing")):
         arrays = {**policy.accumulators, "layout": layout}
         kept = {name: values for name, values in arrays.items() if values is not None}
         board.publish([replace(policy, accumulators=kept)])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
+import pytest
 
+from learner.carried import NEWCOMER_SHARE
+from learner.feedback import event_policy_losses
+from learner.selection import CompiledPolicy, parse_policy
 from learner.stream_state import StreamSettings, StreamState
 from schemas.codec import decode_policy_published, encode
 from schemas.equality import same_message
@@ -118,3 +123,87 @@ def test_a_longer_speculation_is_published_from_then_on() -> None:
     state = after(StreamState(stream="stream-a"), make_event(num_speculative_tokens=3))
     state = after(state, make_event(sequence=1, num_speculative_tokens=6))
     np.testing.assert_array_equal(published(state).num_speculative_tokens, [6, 6, 6])
+
+
+def carried(state: StreamState) -> CompiledPolicy:
+    assert state.policy is not None
+    return state.policy
+
+
+def chances(state: StreamState) -> dict[str, float]:
+    """Return what the carried policy would play."""
+    ids = [drafter.drafter_id for drafter in state.drafters]
+    return dict(zip(ids, carried(state).probabilities().tolist(), strict=True))
+
+
+def test_the_policy_learns_the_windows_of_all_workers_in_their_order() -> None:
+    state, by_hand = StreamState(stream="stream-a"), SETTINGS.policy.build(3)
+    for sequence in range(6):
+        event = event_of(sequence, POOL)
+        state = after(state, replace(event, worker_id=f"worker-{sequence % 2}"))
+        by_hand.learn_windows(event_policy_losses(event, SETTINGS.policy.loss))
+    assert carried(state).table.tobytes() == by_hand.table.tobytes()
+    assert carried(state).numbers.tobytes() == by_hand.numbers.tobytes()
+
+
+def test_a_state_is_not_changed_by_the_one_after_it() -> None:
+    state = after(StreamState(stream="stream-a"), event_of(0, POOL))
+    before = carried(state).table.tobytes()
+    after(state, event_of(1, POOL))
+    assert carried(state).table.tobytes() == before
+
+
+def test_drafters_join_and_leave_the_policy_and_new_weights_change_nothing() -> None:
+    state = StreamState(stream="stream-a")
+    for sequence in range(20):
+        state = after(state, event_of(sequence, POOL[:2], acceptance=[0.9, 0.2]))
+    lead = chances(state)["drafter-0"]
+    renewed = make_drafters(2, weights_version=5)
+    empty = make_event(sequence=20, num_windows=0, drafters=renewed)
+    assert chances(after(state, empty))["drafter-0"] == lead
+    joined = make_event(sequence=20, num_windows=0, drafters=POOL)
+    assert chances(after(state, joined)) == pytest.approx(
+        {
+            "drafter-0": lead * (1 - NEWCOMER_SHARE),
+            "drafter-1": (1 - lead) * (1 - NEWCOMER_SHARE),
+            "drafter-2": NEWCOMER_SHARE,
+        }
+    )
+    for sequence in range(20, 200):
+        state = after(state, event_of(sequence, POOL[1:2]))
+    assert chances(state) == {"drafter-1": 1.0}
+
+
+def test_a_bandit_that_is_carried_learns_the_rounds_of_the_events() -> None:
+    settings = StreamSettings(policy=parse_policy("exp3spec:scope=stream"))
+    placed = PlacedEvent(partition=0, offset=0, event=make_event(drafters=POOL))
+    state, _ = StreamState(stream="stream-a").learned(placed, settings)
+    assert chances(state) != pytest.approx(dict.fromkeys(chances(state), 1 / 3))
+
+
+@pytest.mark.parametrize("name", ["normal_hedge", "fixed:drafter-1"])
+def test_what_starts_afresh_with_every_request_is_not_carried(name: str) -> None:
+    settings = StreamSettings(policy=parse_policy(name))
+    placed = PlacedEvent(partition=0, offset=0, event=event_of(0, POOL))
+    state, _ = StreamState(stream="stream-a").learned(placed, settings)
+    assert state.policy is None
+    policy = state.to_policy(settings, learner_id="learner-0", produced_at=NOW)
+    assert policy.policy_name == name
+    assert policy.accumulators["policy_table"].shape == (0, 3)
+
+
+def test_another_policy_starts_afresh_and_keeps_what_else_is_known() -> None:
+    state = after(StreamState(stream="stream-a"), event_of(0, POOL))
+    other = StreamSettings(policy=parse_policy("fixed_share"))
+    changed = StreamState.from_policy(published(state), other)
+    assert changed.policy is None
+    assert changed.prior.num_windows.tolist() == state.prior.num_windows.tolist()
+    policy = changed.to_policy(other, learner_id="learner-0", produced_at=NOW)
+    assert policy.policy_name == "fixed_share"
+
+
+def test_invalid_state_of_another_build_is_refused() -> None:
+    policy = published(after(StreamState(stream="stream-a"), event_of(0, POOL)))
+    arrays = {**policy.accumulators, "policy_layout": np.array([7.0])}
+    with pytest.raises(ValueError, match=r"layout \[7\.\], expected 1"):
+        StreamState.from_policy(replace(policy, accumulators=arrays), SETTINGS)

@@ -111,6 +111,8 @@ def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
         ("[learner]\nlearning_rate = nan", ["learner.learning_rate = nan"]),
         ('[model]\ndtype = "fp8"', ["model.dtype = 'fp8'", "'bfloat16' or 'float32'"]),
         ('[worker]\npolicy = "x"', ["worker.policy = 'x'", "normal_hedge", "fixed:<drafter>"]),
+        ('[worker]\npolicy = "hedge:eta=1"', ["'hedge:eta=1': unknown key 'eta'", "scope"]),
+        ('[worker]\npolicy = "hedge:loss=all"', ["loss='all'", "length or first or hybrid"]),
         ('[worker]\nworker_id = "../x"', ["worker.worker_id = '../x'"]),
         ("worker = 3", ["worker = 3"]),
         ("drafters = []", ["at least one drafter"]),

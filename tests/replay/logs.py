@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from learner.request_selector import RequestSelector
-from learner.selection import policy_from_name
 from schemas.events import AcceptanceRule, DrafterVersion, VerificationEvent
 from tests.replay.synthetic import log, make_request, split, write_log
 
@@ -37,7 +36,7 @@ def rich_events(num_requests: int = 36, *, seed: int = 0) -> list[VerificationEv
             make_request(
                 hit_rates=rates[:num_drafters],
                 num_tokens=int(generator.integers(40, 90)),
-                selector=RequestSelector(policy_from_name("normal_hedge", num_drafters), 4),
+                selector=RequestSelector.fresh("normal_hedge", num_drafters, 4),
                 drafters=pool[:num_drafters],
                 rule=AcceptanceRule.SPECULATIVE_SAMPLING if is_sampled else AcceptanceRule.GREEDY,
                 stream=stream,

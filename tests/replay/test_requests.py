@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from learner.request_selector import RequestSelector
-from learner.selection import policy_from_name
 from replay import requests
 from replay.requests import RequestTrace, join_requests, join_segments
 from schemas.events import (
@@ -108,7 +107,7 @@ def test_requests_that_never_end_do_not_fill_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_drafters_are_aligned_by_id_when_the_pool_changes() -> None:
-    selector = RequestSelector(policy_from_name("fixed:1", 3), 4)
+    selector = RequestSelector.fresh("fixed:1", 3, 4)
     whole = make_request(num_tokens=80, selector=selector)
     head, tail = split(whole, 8)
     joined = join_segments([head, without_drafter(tail, 0)])
@@ -195,7 +194,7 @@ def test_a_request_that_was_never_scored_in_between_has_block_one() -> None:
 
 
 def test_the_prior_of_a_late_drafter_is_zero() -> None:
-    whole = make_request(num_tokens=80, selector=RequestSelector(policy_from_name("fixed:1", 3), 4))
+    whole = make_request(num_tokens=80, selector=RequestSelector.fresh("fixed:1", 3, 4))
     head, tail = split(whole, 8)
     joined = join_segments([without_drafter(head, 2), tail])
     assert joined.drafter_ids == ("drafter-0", "drafter-1", "drafter-2")

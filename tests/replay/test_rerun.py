@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from learner.request_selector import RequestSelector
-from learner.selection import policy_from_name
 from replay.requests import RequestTrace, join_segments
 from replay.rerun import (
     Walk,
@@ -27,7 +26,7 @@ DETERMINISTIC = [AcceptanceRule.GREEDY, AcceptanceRule.ONE_HOT]
 
 
 def policy_selector(name: str, num_drafters: int = 3, depth: int = 4) -> RequestSelector:
-    return RequestSelector(policy_from_name(name, num_drafters), depth)
+    return RequestSelector.fresh(name, num_drafters, depth)
 
 
 def joined(event: VerificationEvent) -> RequestTrace:
@@ -115,7 +114,7 @@ def test_another_delay_than_the_logged_one_is_told_from_it() -> None:
 @pytest.mark.parametrize("name", ["hedge", "normal_hedge"])
 def test_the_workers_selector_is_remade_from_the_log_alone(name: str) -> None:
     prior = np.array([0.6, 0.3, 0.1])
-    live = RequestSelector(policy_from_name(name, 3, prior=prior), 4)
+    live = RequestSelector.fresh(name, 3, 4, prior=prior)
     event = make_request(
         num_tokens=200, selector=live, prior=prior, policy_name=name, score_block=8
     )
@@ -198,6 +197,9 @@ class Spy:
         if not self.num_taught:
             self.num_taught.append(0)
         self.num_taught[-1] += len(num_levels)
+
+    def learn_round(self, *_: float) -> None:
+        """Windows are enough."""
 
 
 def cumulative(counts: Sequence[int]) -> NDArray[np.int64]:

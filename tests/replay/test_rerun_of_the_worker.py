@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,56 +13,107 @@ from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.engine import EngineOptions
 from inference.pool import DrafterPool
-from inference.ports import Drafter
+from inference.ports import Draft, Drafter, DraftSession, Predictions, WindowBatch
 from inference.sampling import SamplingParams
+from inference.target import Target
+from inference.trajectory import Trajectory
 from inference.worker import Request, Worker, WorkerOptions
+from learner.carried import packed
+from learner.stream_state import StreamSettings, StreamState
 from replay.requests import RequestTrace, join_requests
 from replay.rerun import verify_logged_rounds, verify_logged_selection, walk
 from replay.selectors import logged_selector, selector_from_name
-from schemas.events import NO_DRAFTER, PolicyPublished, VerificationEvent
+from schemas.events import NO_DRAFTER, VerificationEvent
+from tests.inference.serving import Outbox
 from tests.inference.tiny import EOS, random_prompts, tiny_llama
-from tests.replay.synthetic import log
+from tests.learner.fakes import PlacedEvent
+from tests.replay.synthetic import START, log
+
+FLOAT32 = 6e-8
+"""Rounding of the probabilities in events."""
+
+POLICIES = [
+    "ada_normal_hedge_grid",
+    "normal_hedge",
+    "hedge",
+    "fixed_share:choice=sticky",
+    "fixed_share:choice=sample,loss=hybrid",
+    "discounted_follow_the_leader",
+    "exp3spec",
+    "ucb:scope=stream",
+    "fixed:stranger",
+]
 
 
-class Collected:
-    """Keeps events."""
+class FailingDrafter:
+    """Behaves as another drafter, and fails for good at its n-th draft or n-th scoring.
 
-    def __init__(self) -> None:
-        self.events: list[VerificationEvent] = []
+    A new version of it starts over.
+    """
 
-    def emit(self, event: VerificationEvent) -> None:
-        self.events.append(event)
+    def __init__(
+        self, inner: Drafter, *, drafts: int = 10**9, scorings: int = 10**9, version: int = 0
+    ) -> None:
+        self._inner = inner
+        self._drafts, self._scorings = drafts, scorings
+        self.version = replace(inner.version, weights_version=version)
+
+    def start(self, trajectory: Trajectory, *, stream: str, draws_drafts: bool) -> DraftSession:
+        inner = self._inner.start(trajectory, stream=stream, draws_drafts=draws_drafts)
+        return FailingSession(inner, self._drafts, self._scorings)
 
 
-class NothingNew:
-    """Never brings a policy or a drafter."""
+@dataclass
+class FailingSession:
+    """One request of a failing drafter."""
 
-    def take_policies(self) -> Sequence[PolicyPublished]:
-        return []
+    inner: DraftSession
+    drafts: int
+    scorings: int
 
-    def take_drafters(self) -> Sequence[Drafter]:
-        return []
+    def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
+        self.drafts -= 1
+        if self.drafts < 0:
+            raise RuntimeError("no more drafts")
+        return self.inner.draft(num_tokens, rng)
+
+    def predict(self, windows: WindowBatch) -> Predictions:
+        self.scorings -= 1
+        if self.scorings < 0:
+            raise RuntimeError("no more scoring")
+        return self.inner.predict(windows)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+
+def drafters_of(target: Target) -> list[Drafter]:
+    """Return none, lookup, a drafter as good as the target, and a poor one."""
+    return [
+        NothingDrafter(),
+        PromptLookupDrafter(),
+        CausalLmDrafter(tiny_llama(1), target, drafter_id="twin"),
+        CausalLmDrafter(tiny_llama(2), target, drafter_id="stranger"),
+    ]
 
 
 def served(
-    *, policy: str, temperature: float = 0.0, draws_drafts: bool = False, num_requests: int = 3
-) -> list[RequestTrace]:
-    """Serve requests with a drafter as good as the target, a poor one, lookup, and none."""
-    target = tiny_llama(1, eos_token_id=EOS)
-    pool = DrafterPool(
-        [
-            NothingDrafter(),
-            PromptLookupDrafter(),
-            CausalLmDrafter(tiny_llama(1), target, drafter_id="twin"),
-            CausalLmDrafter(tiny_llama(2), target, drafter_id="stranger"),
-        ]
-    )
-    sink = Collected()
+    *,
+    policy: str,
+    temperature: float = 0.0,
+    draws_drafts: bool = False,
+    num_requests: int = 3,
+    drafters: Callable[[Target], list[Drafter]] = drafters_of,
+    on_round: Callable[[Outbox], None] = lambda _: None,
+) -> list[VerificationEvent]:
+    """Serve requests of one stream one after the other and return what was reported."""
+    target, outbox = tiny_llama(1, eos_token_id=EOS), Outbox()
     engine = EngineOptions(num_speculative_tokens=4, score_block=3, draws_drafts=draws_drafts)
     options = WorkerOptions(
         worker_id="worker-0", worker_epoch=0, policy=policy, segment_tokens=20, engine=engine
     )
-    worker = Worker(target, pool, options, sink=sink, inbox=NothingNew())
+    pool = DrafterPool(drafters(target))
+    worker = Worker(target, pool, options, sink=outbox, inbox=outbox)
     for index, prompt in enumerate(random_prompts(0, count=num_requests, length=10)):
         worker.serve(
             Request(
@@ -69,38 +121,132 @@ def served(
                 stream="stream-a",
                 prompt_token_ids=prompt,
                 params=SamplingParams(temperature=temperature, max_tokens=50, seed=index),
-            )
+            ),
+            on_round=lambda _: on_round(outbox),
         )
-    return list(join_requests(log(sink.events)))
+    return outbox.events
 
 
-@pytest.mark.parametrize(
-    ("policy", "temperature", "draws_drafts"),
-    [
-        ("normal_hedge", 0.0, False),
-        ("hedge", 0.8, False),
-        ("normal_hedge", 0.8, True),
-        ("fixed:stranger", 0.0, False),
-    ],
-)
+def joined(events: Sequence[VerificationEvent]) -> list[RequestTrace]:
+    return list(join_requests(log(events)))
+
+
+def check_re_run(events: Sequence[VerificationEvent]) -> int:
+    """Check that nothing differs in any round, and return how many rounds were selected."""
+    num_selected = 0
+    for request in joined(events):
+        assert request.is_complete
+        check = verify_logged_rounds(request)
+        assert [str(found) for found in check.disagreements] == []
+        selection = verify_logged_selection(request, logged_selector(request), tolerance=FLOAT32)
+        assert [str(found) for found in selection] == []
+        num_selected += int((request.rounds.drafter_index != NO_DRAFTER).sum())
+    return num_selected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("temperature", "draws_drafts"), [(0.0, False), (0.8, False), (0.8, True)])
 def test_every_round_and_every_selection_is_rebuilt(
     policy: str, temperature: float, draws_drafts: bool
 ) -> None:
-    requests = served(policy=policy, temperature=temperature, draws_drafts=draws_drafts)
-    assert all(request.is_complete for request in requests)
-    for request in requests:
-        check = verify_logged_rounds(request)
-        assert [str(found) for found in check.disagreements] == []
+    events = served(policy=policy, temperature=temperature, draws_drafts=draws_drafts)
+    assert check_re_run(events) > 20
+    for request in joined(events):
         # Only a draft that begins at the last token could lack its window.
+        check = verify_logged_rounds(request)
         assert check.num_checked >= check.num_rounds - 1
-        selection = verify_logged_selection(request, logged_selector(request))
-        assert [str(found) for found in selection] == []
+
+
+@pytest.mark.parametrize("policy", ["ada_normal_hedge_grid", "fixed_share", "ucb:scope=stream"])
+def test_a_carried_state_is_logged_and_is_needed(policy: str) -> None:
+    requests = joined(served(policy=policy))
+    assert requests[0].policy_table.size == 0
+    assert all(request.policy_table.size > 0 for request in requests[1:])
+    afresh = replace(requests[2], policy_table=np.empty(0), policy_numbers=np.empty(0))
+    assert verify_logged_selection(afresh, logged_selector(afresh))
+
+
+@pytest.mark.parametrize("policy", ["ada_normal_hedge_grid", "normal_hedge", "fixed_share"])
+@pytest.mark.parametrize("fails", [{"drafts": 2}, {"scorings": 2}, {"scorings": 0}])
+def test_rounds_before_and_after_a_drafter_fell_asleep_are_rebuilt(
+    policy: str, fails: dict[str, int]
+) -> None:
+    """It fails in the middle of a segment: scored windows tell that only later."""
+
+    def drafters(target: Target) -> list[Drafter]:
+        return [FailingDrafter(one, **fails) for one in drafters_of(target)[1:3]] + [
+            *drafters_of(target)[3:]
+        ]
+
+    events = served(policy=policy, drafters=drafters)
+    assert any(np.isnan(event.windows.acceptance_probability).any() for event in events)
+    assert any(
+        0 < count < event.rounds.first_position.size
+        for event in events
+        for count in event.num_awake_rounds
+    )
+    assert check_re_run(events) > 20
+
+
+@pytest.mark.parametrize("policy", ["ada_normal_hedge_grid", "fixed_share", "normal_hedge"])
+def test_drafters_that_sleep_and_wake_with_new_weights_are_rebuilt(policy: str) -> None:
+    target = tiny_llama(1, eos_token_id=EOS)
+    versions = iter(range(1, 1000))
+
+    def drafters(target: Target) -> list[Drafter]:
+        nothing, lookup, twin, stranger = drafters_of(target)
+        return [nothing, lookup, FailingDrafter(twin, scorings=1), stranger]
+
+    def arrive(outbox: Outbox) -> None:
+        twin = CausalLmDrafter(tiny_llama(1), target, drafter_id="twin")
+        outbox.drafters = [FailingDrafter(twin, scorings=1, version=next(versions))]
+
+    events = served(policy=policy, drafters=drafters, on_round=arrive)
+    assert len({event.drafters[2].weights_version for event in events}) > 4
+    assert check_re_run(events) > 20
+
+
+def test_a_published_state_that_is_taken_over_in_between_is_rebuilt() -> None:
+    """The learner's own events come back as a policy: the next request starts from it."""
+    learned = StreamState(stream="stream-a")
+    settings = StreamSettings()
+    offsets = iter(range(10_000))
+    num_seen = 0
+
+    def publish(outbox: Outbox) -> None:
+        nonlocal learned, num_seen
+        for event in outbox.events[num_seen:]:
+            placed = PlacedEvent(partition=0, offset=next(offsets), event=event)
+            learned, _ = learned.learned(placed, settings)
+            outbox.policies = [learned.to_policy(settings, learner_id="l", produced_at=START)]
+        num_seen = len(outbox.events)
+
+    events = served(policy="ada_normal_hedge_grid", on_round=publish, num_requests=4)
+    assert {event.policy_version for event in events if event.segment_index == 0} != {0}
+    assert check_re_run(events) > 20
+
+
+def test_the_learner_of_one_worker_reaches_the_workers_own_state_bit_for_bit() -> None:
+    events = served(policy="ada_normal_hedge_grid")
+    state = StreamState(stream="stream-a")
+    starts = []
+    for offset, event in enumerate(events):
+        if event.segment_index == 0 and offset:
+            starts.append((event, state.policy))
+        placed = PlacedEvent(partition=0, offset=offset, event=event)
+        state, _ = state.learned(placed, StreamSettings())
+    assert len(starts) == 2
+    for event, policy in starts:
+        assert policy is not None
+        table, numbers = packed(policy)
+        assert event.policy_table.tobytes() == table.tobytes()
+        assert event.policy_numbers.tobytes() == numbers.tobytes()
 
 
 @pytest.mark.parametrize("drafter", ["twin", "prompt-lookup", "stranger"])
 def test_a_walk_with_the_drafter_that_served_takes_as_many_rounds(drafter: str) -> None:
     name = f"fixed:{drafter}"
-    for request in served(policy=name):
+    for request in joined(served(policy=name)):
         selector = selector_from_name(name)(request)
         found = walk(request, selector, np.random.default_rng(0))
         assert found.num_rounds == request.rounds.first_position.size
@@ -109,9 +255,9 @@ def test_a_walk_with_the_drafter_that_served_takes_as_many_rounds(drafter: str) 
 
 def test_a_walk_tells_what_serving_with_another_drafter_takes() -> None:
     """The text is the target's own, so a log made with one drafter foretells the rounds of all."""
-    logged = served(policy="fixed:stranger")
+    logged = joined(served(policy="fixed:stranger"))
     for name in ("fixed:twin", "fixed:prompt-lookup"):
-        for foretold, real in zip(logged, served(policy=name), strict=True):
+        for foretold, real in zip(logged, joined(served(policy=name)), strict=True):
             selector = selector_from_name(name)(foretold)
             found = walk(foretold, selector, np.random.default_rng(0))
             assert found.num_rounds == real.rounds.first_position.size
@@ -119,6 +265,6 @@ def test_a_walk_tells_what_serving_with_another_drafter_takes() -> None:
 
 
 def test_the_twin_is_accepted_and_the_prompts_own_pass_has_no_drafter() -> None:
-    (request,) = served(policy="fixed:twin", num_requests=1)
+    (request,) = joined(served(policy="fixed:twin", num_requests=1))
     assert request.rounds.drafter_index[0] == NO_DRAFTER
     assert request.rounds.num_accepted_tokens[1:-2].min() == 4
