@@ -66,4 +66,4 @@ class AdaNormalHedge(CompiledPolicy):
 
     name = "ada_normal_hedge"
     kernel = staticmethod(learn)
-    rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.REGRET, Row.REGRET)
+    rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.REGRET, Row.SUM)

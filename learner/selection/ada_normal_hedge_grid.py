@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection.ada_normal_hedge import log_weight
-from learner.selection.base import CompiledPolicy, Row
+from learner.selection.base import PROBABILITIES, CompiledPolicy, Row
 from learner.selection.compiled import compiled
 
 LEARNING_RATES = (0.3, 1.0, 3.0)
@@ -114,6 +114,11 @@ class AdaNormalHedgeGrid(CompiledPolicy):
     scope = "stream"
     choice = "argmax"
     loss = "first"
+
+    def _weigh(self) -> None:
+        mass = self.numbers[FIRST_MASS : FIRST_MASS + NUM_LEARNERS]
+        mass = mass if mass.any() else np.full(NUM_LEARNERS, 1.0 / NUM_LEARNERS)
+        self.table[PROBABILITIES] = mass @ self.table[FIRST_ROW:]
 
     @classmethod
     def check_parameter(cls, name: str, value: float) -> None:

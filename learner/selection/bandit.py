@@ -72,7 +72,7 @@ class IndexBandit(Bandit):
     """
 
     weigh: ClassVar[Kernel]
-    rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.COUNT, Row.COUNT)
+    rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.SUM, Row.SUM)
     num_counters = 1
 
     def _weigh(self) -> None:

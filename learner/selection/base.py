@@ -35,9 +35,11 @@ class Row(Enum):
     LOSS = "loss"
     """Cumulative loss; a newcomer gets what the others lost together."""
     REGRET = "regret"
-    """Summed regret; a newcomer begins at 0, as if it had slept."""
-    COUNT = "count"
-    """Own observations; a newcomer has none."""
+    """Summed regret; a newcomer begins at 0, as if it had slept. If the one of the largest regret
+    leaves, the others' rise by what the largest fell: they are judged as if it had not been
+    there, else they would stay below 0 for as long as it had led."""
+    SUM = "sum"
+    """Other sums of its own; a newcomer begins at 0."""
 
 
 class CompiledPolicy:
@@ -195,10 +197,15 @@ class CompiledPolicy:
         policy.table = np.zeros((len(self.table), len(new_to_old)))
         for new, old, kind in zip(policy.table, self.table, self.rows, strict=True):
             new[~is_new] = old[kept]
+            if not len(kept):
+                new[:] = 1.0 / len(new) if kind is Row.DISTRIBUTION else 0.0
+                continue
+            prior = self.table[PRIOR, kept] / self.table[PRIOR, kept].sum()
             if kind is Row.DISTRIBUTION:
-                _admit(new, is_new, share)
-            elif kind is Row.LOSS and len(kept):
-                prior = self.table[PRIOR, kept] / self.table[PRIOR, kept].sum()
+                _admit(new, is_new, share, prior)
+            elif kind is Row.REGRET:
+                new[~is_new] += old.max() - old[kept].max()
+            elif kind is Row.LOSS:
                 new[is_new] = self._newcomers_loss(old[kept], prior, len(new_to_old))
         policy._weigh()
         return policy
@@ -229,14 +236,22 @@ def _checked_places(places: Sequence[int], num_drafters: int) -> NDArray[np.int6
     return np.asarray(places, dtype=np.int64)
 
 
-def _admit(row: NDArray[np.float64], is_new: NDArray[np.bool_], share: float) -> None:
-    """Give newcomers their share of a distribution and the others the rest, in place."""
-    total = row.sum()
-    num_new = int(is_new.sum())
-    new_mass = min(share * num_new, num_new / len(row)) if total > 0.0 else num_new / len(row)
-    if total > 0.0:
-        row *= (1.0 - new_mass) / total
-    else:
-        row[~is_new] = (1.0 - new_mass) / max(len(row) - num_new, 1)
-    if num_new:
-        row[is_new] = new_mass / num_new
+def _admit(
+    row: NDArray[np.float64],
+    is_new: NDArray[np.bool_],
+    share: float,
+    prior: NDArray[np.float64],
+) -> None:
+    """Give newcomers their share of a distribution and the others the rest, in place.
+
+    Args:
+        row: Masses (N,); 0 for newcomers.
+        is_new: Who is new, (N,), not all.
+        share: Mass of each newcomer, at most an equal one.
+        prior: Of the others, sum 1: how they share if their mass has left with another.
+    """
+    new_share = min(share, 1.0 / len(row))
+    rest = 1.0 - new_share * int(is_new.sum())
+    kept = row[~is_new]
+    row[~is_new] = rest * (kept / kept.sum() if kept.sum() > 0.0 else prior)
+    row[is_new] = new_share

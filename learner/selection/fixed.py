@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
 from learner.selection.base import PROBABILITIES, CompiledPolicy
 
 
@@ -16,3 +21,14 @@ class Fixed(CompiledPolicy):
         super().__init__(num_drafters)
         self.table[PROBABILITIES] = 0.0
         self.table[PROBABILITIES, drafter_index] = 1.0
+
+    def with_drafters(self, places: Sequence[int], *, share: float) -> Self:
+        """Return the policy over another pool; it stays with its drafter.
+
+        Raises:
+            ValueError: If its drafter left.
+        """
+        index = int(np.argmax(self.table[PROBABILITIES]))
+        if index not in places:
+            raise ValueError(f"policy 'fixed': its drafter {index} left, places={list(places)}")
+        return type(self)(len(places), list(places).index(index))

@@ -95,4 +95,4 @@ class Squint(CompiledPolicy):
 
     name = "squint"
     kernel = staticmethod(learn)
-    rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.REGRET, Row.REGRET)
+    rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.REGRET, Row.SUM)
