@@ -59,7 +59,7 @@ class ScheduleSettings:
         largest_factor: Most that the growth may come to, >= 1.
     """
 
-    routine_share: float = 0.01
+    routine_share: float = 0.005
     floor: float = 0.01
     run_windows: int = 16
     learning_windows: int = 24
