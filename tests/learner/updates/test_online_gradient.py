@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from learner.updates.online_gradient import (
+    Form,
     OnlineGradient,
     OnlineGradientSettings,
+    StepSize,
+)
+from learner.updates.rule import (
     UpdateRefusedError,
     Weights,
+    difference,
+    euclidean_norm,
+    guarded_gradient,
 )
-
-
-def weights(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return two parameters."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "matrix": torch.randn((4, 3), generator=generator),
-        "gain": torch.ones(3),
-    }
-
-
-def distance_to(target: float) -> Callable[[Weights], torch.Tensor]:
-    """Return a loss that is smallest where all weights are ``target``."""
-
-    def loss(found: Weights) -> torch.Tensor:
-        squares = [(tensor - target).square().sum() for tensor in found.values()]
-        return torch.stack(squares).sum()
-
-    return loss
-
-
-def same(left: Weights, right: Weights) -> bool:
-    """Return whether two sets of tensors are equal bit for bit."""
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+from tests.learner.updates.tensors import distance_to, not_a_number, same, slope, weights
 
 
 def test_steps_reach_the_minimum() -> None:
@@ -63,11 +49,6 @@ def test_small_steps_move_weights_that_bfloat16_would_hold_fast() -> None:
     assert update.weights["weight"].bfloat16().ne(1.0).all()
 
 
-def nan_loss(found: Weights) -> torch.Tensor:
-    """Return a loss that is not a number."""
-    return found["gain"].sum() * float("nan")
-
-
 def infinite_gradient(found: Weights) -> torch.Tensor:
     """Return a finite loss whose gradient is infinite: the root at zero."""
     return (found["gain"] * 0.0).sqrt().sum()
@@ -75,7 +56,7 @@ def infinite_gradient(found: Weights) -> torch.Tensor:
 
 @pytest.mark.parametrize("num_steps_before", [0, 3])
 @pytest.mark.parametrize(
-    ("loss", "message"), [(nan_loss, "loss nan"), (infinite_gradient, "gradient of norm nan")]
+    ("loss", "message"), [(not_a_number, "loss nan"), (infinite_gradient, "gradient of norm nan")]
 )
 def test_invalid_losses_and_gradients_leave_everything_as_it_was(
     loss: Callable[[Weights], torch.Tensor], message: str, num_steps_before: int
@@ -205,3 +186,75 @@ def test_many_steps_keep_one_entry_per_parameter_and_no_memory() -> None:
     assert sorted(update.state()) == sorted(
         f"{key}.{name}" for key in ("weight", "exp_avg", "exp_avg_sq", "step") for name in weights()
     )
+
+
+PLAIN = OnlineGradientSettings(form="projected", learning_rate=0.1, max_gradient_norm=math.inf)
+START = {"x": torch.zeros(1)}
+
+
+def test_the_projected_form_takes_the_step_of_theory() -> None:
+    update = OnlineGradient(START, PLAIN)
+    reports = [update.step(slope(value)) for value in (2.0, -1.0)]
+    assert float(update.weights["x"]) == pytest.approx(-0.1 * (2.0 - 1.0))
+    assert [report.step_norm for report in reports] == pytest.approx([0.2, 0.1])
+
+
+@pytest.mark.parametrize("form", ["projected", "adamw"])
+def test_weights_stay_in_the_ball_around_where_they_began(form: Form) -> None:
+    settings = replace(PLAIN, form=form, radius=0.5)
+    update = OnlineGradient(weights(), settings)
+    for _ in range(20):
+        update.step(distance_to(9.0))
+    assert float(euclidean_norm(difference(update.weights, weights()))) == pytest.approx(0.5)
+    restored = OnlineGradient.from_state(update.state(), settings)
+    restored.step(distance_to(-9.0))
+    for _ in range(20):
+        restored.step(distance_to(-9.0))
+    assert float(euclidean_norm(difference(restored.weights, weights()))) == pytest.approx(0.5)
+    nearest = difference(restored.weights, weights())
+    assert all(bool((tensor < 0.0).all()) for tensor in nearest.values())
+
+
+@pytest.mark.parametrize(
+    ("step_size", "expected"),
+    [
+        ("constant", [0.1, 0.1, 0.1]),
+        ("average_delay", [0.1 / math.sqrt(x) for x in (1.0, 5.0 / 2.0, 9.0 / 3.0)]),
+        ("accumulated_delay", [0.1 / math.sqrt(x) for x in (1.0, 5.0, 9.0)]),
+    ],
+)
+def test_the_step_size_follows_the_delay_that_has_accumulated(
+    step_size: StepSize, expected: list[float]
+) -> None:
+    settings = replace(PLAIN, step_size=step_size)
+    update = OnlineGradient(START, settings)
+    found = []
+    for delay in (0, 3, 3):
+        before = float(update.weights["x"])
+        report = update.step(slope(1.0), delay_updates=delay)
+        found.append(before - float(update.weights["x"]))
+        assert report.step_size == pytest.approx(found[-1])
+        update = OnlineGradient.from_state(update.state(), settings)
+    assert found == pytest.approx(expected)
+
+
+def test_a_refused_step_does_not_count_its_delay() -> None:
+    settings = replace(PLAIN, step_size="accumulated_delay", max_step_norm=1.0)
+    update = OnlineGradient(START, settings)
+    update.step(slope(1.0))
+    with pytest.raises(UpdateRefusedError, match="expected at most"):
+        update.step(slope(1e6), delay_updates=50)
+    assert update.step_size == pytest.approx(0.1)
+
+
+def test_the_displacement_of_adamw_without_momentum_is_its_step() -> None:
+    settings = OnlineGradientSettings(learning_rate=0.01, betas=(0.0, 0.9))
+    update = OnlineGradient(weights(), settings)
+    for _ in range(5):
+        update.step(distance_to(1.0))
+    before = {name: tensor.clone() for name, tensor in update.weights.items()}
+    gradient = guarded_gradient(distance_to(3.0), before, max_norm=1.0).tensors
+    update.apply(gradient)
+    moved = difference(before, update.weights)
+    for name, tensor in update.displacement(gradient).items():
+        torch.testing.assert_close(tensor, moved[name], atol=1e-6, rtol=1e-3)
