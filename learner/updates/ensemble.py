@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learner.selection.fixed_share import FixedShare
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.rule import (
     WEIGHT,
@@ -82,6 +81,8 @@ class EnsembleSettings:
         ):
             if not above < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}, expected above {above}, finite")
+        if not 0.0 < self.share < 1.0:
+            raise ValueError(f"share={self.share} outside (0, 1)")
         if self.losses == "surrogate" and self.backward == "each":
             raise ValueError("losses='surrogate' needs a gradient that is shared: backward='each'")
 
@@ -107,9 +108,7 @@ class Ensemble:
     def __init__(self, weights: Weights, settings: EnsembleSettings) -> None:
         self._settings = settings
         self._experts = [OnlineGradient(weights, one) for one in _expert_settings(settings)]
-        self._meta = FixedShare(
-            settings.num_experts, learning_rate=settings.meta_rate, share=settings.share
-        )
+        self._probabilities = np.full(settings.num_experts, 1.0 / settings.num_experts)
         self._served = self._serve()
         self.num_restarts = 0
 
@@ -131,7 +130,7 @@ class Ensemble:
     @property
     def probabilities(self) -> NDArray[np.float64]:
         """Meta weights, shape (N,)."""
-        return self._meta.probabilities()
+        return self._probabilities.copy()
 
     def step(self, loss: Loss, *, delay_updates: float = 0.0) -> StepReport:
         """Score every expert, then move it, then weigh anew.
@@ -146,7 +145,9 @@ class Ensemble:
             found, values = self._each(loss)
         moved = self._apply(found, delay_updates)
         losses = self._meta_losses(values)
-        self._meta.learn(losses)
+        self._probabilities = fixed_share(
+            before, losses, rate=self._settings.meta_rate, share=self._settings.share
+        )
         self._restart(losses)
         self._served = self._serve()
         is_scored = np.isfinite(values)
@@ -186,7 +187,7 @@ class Ensemble:
             OnlineGradient.from_state(state, one)
             for state, one in zip(states, _expert_settings(settings), strict=True)
         ]
-        update._meta.table[0] = probabilities
+        update._probabilities = probabilities.copy()
         update._served = update._serve()
         return update
 
@@ -257,6 +258,19 @@ class Ensemble:
             best = self._experts[int(probabilities.argmax())].weights
             return with_prefix("", best)
         return _average(self.expert_weights, probabilities)
+
+
+def fixed_share(
+    probabilities: NDArray[np.float64], losses: NDArray[np.float64], *, rate: float, share: float
+) -> NDArray[np.float64]:
+    """Multiply by exp(-rate x loss), normalise, and give ``share`` back to all alike.
+
+    Herbster and Warmuth (1998), section 5. The share keeps every weight above share / N and the
+    smallest loss is 0, so nothing can underflow (C1). Regret to the best expert over T steps:
+    (ln N + (T - 1) ln(1 / (1 - share))) / rate + rate T / 8.
+    """
+    weights = probabilities * np.exp(-rate * (losses - losses.min()))
+    return np.asarray((1.0 - share) * weights / weights.sum() + share / len(weights))
 
 
 def _average(

@@ -63,6 +63,14 @@ class OnlineGradientSettings:
     max_step_norm: float = 25.0
     radius: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "max_gradient_norm", "radius"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ValueError(f"{name}={value}, expected > 0")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas={self.betas} outside [0, 1)")
+
 
 class OnlineGradient:
     """Moves one drafter's master weights.

@@ -28,7 +28,7 @@ def test_rates_form_a_geometric_grid_around_the_given_one() -> None:
 
 def test_one_expert_is_the_online_gradient() -> None:
     for backward in ("each", "shared"):
-        rule = Ensemble(weights(), EnsembleSettings(num_experts=1, backward=backward))  # type: ignore[arg-type]
+        rule = Ensemble(weights(), EnsembleSettings(num_experts=1, backward=backward))
         online = OnlineGradient(weights(), OnlineGradientSettings())
         for step in range(10):
             rule.step(distance_to(0.1 * step))
@@ -229,7 +229,13 @@ def test_another_number_of_experts_begins_from_what_was_served() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_experts", 0), ("grid_ratio", 1.0), ("meta_rate", 0.0), ("loss_scale", math.inf)],
+    [
+        ("num_experts", 0),
+        ("grid_ratio", 1.0),
+        ("meta_rate", 0.0),
+        ("loss_scale", math.inf),
+        ("share", 0),
+    ],
 )
 def test_invalid_settings_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value}"):
