@@ -12,15 +12,19 @@ Axes: P positions, W windows, K levels, N drafters, R rounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from learner import window_kernels
+from learner.carried import over_pool
 from learner.measures import acceptance_length_loss, acceptance_loss, expected_acceptance_length
 from learner.selection import kernels
 from learner.selection.base import Choice, CompiledPolicy, Loss
+from learner.selection.fixed import Fixed
 from learner.selection.registry import PolicySpec
 
 CHOICE_TO_MODE: dict[Choice, int] = {
@@ -44,7 +48,9 @@ class WindowTrace:
         is_whole: Whether a window has all its K levels, (W,); the others were cut by the end.
         acceptance_probability: (W, K, N), in [0, 1]; NaN = not scored or no such level.
         realised_acceptance: (W, K, N), in [0, 1]; NaN likewise.
-        is_idle: Where a round of one token is due although no window starts there, (P,).
+        is_idle: Where a round of one token is due if nobody can draft, (P,).
+        is_censored: The request did not end but was cut off (aborted, failed): how far a draft
+            would have reached in its shortened windows is unknown, so they teach nothing.
     """
 
     num_positions: int
@@ -54,6 +60,7 @@ class WindowTrace:
     acceptance_probability: NDArray[np.floating[Any]]
     realised_acceptance: NDArray[np.floating[Any]]
     is_idle: NDArray[np.bool_]
+    is_censored: bool = False
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -108,25 +115,83 @@ class PreparedTrace:
     loss_to_losses: dict[Loss, NDArray[np.float64]] = field(default_factory=dict)
     loss_to_ready_at: dict[Loss, NDArray[np.int64]] = field(default_factory=dict)
 
+    def of_drafters(self, places: Sequence[int]) -> PreparedTrace:
+        """Return the request over other drafters: where each stands here, -1 = asleep all along."""
+        place = np.asarray(places, dtype=np.int64)
+        if np.array_equal(place, np.arange(self.accepted.shape[1])):
+            return self
+        is_absent = place < 0
+        accepted, agreement = self.accepted[:, place], self.agreement_loss[:, place]
+        accepted[:, is_absent] = kernels.ASLEEP
+        agreement[:, is_absent] = 1.0
+        losses = {loss: values[:, place] for loss, values in self.loss_to_losses.items()}
+        for values in losses.values():
+            values[:, is_absent] = np.nan
+        return PreparedTrace(
+            accepted=np.ascontiguousarray(accepted),
+            agreement_loss=np.ascontiguousarray(agreement),
+            num_speculative_tokens=self.num_speculative_tokens,
+            is_idle=self.is_idle,
+            coins=self.coins,
+            loss_to_losses={k: np.ascontiguousarray(v) for k, v in losses.items()},
+            loss_to_ready_at=self.loss_to_ready_at,
+        )
 
-def prepare(trace: WindowTrace, coins: Coins) -> PreparedTrace:
-    """Lay out a request for any number of walks."""
+
+def prepare(
+    trace: WindowTrace, coins: Coins, *, num_speculative_tokens: int | None = None
+) -> PreparedTrace:
+    """Lay out a request for any number of walks.
+
+    What it computes is defined, window by window, by ``accepted_tokens``, ``agreement_losses`` and
+    ``window_losses``; here one compiled pass does all of it.
+
+    Args:
+        trace: The request.
+        coins: Its coins.
+        num_speculative_tokens: Levels to walk with, 1..K; None = K. What is above was logged but
+            would not have been drafted.
+
+    Raises:
+        ValueError: If there are no such levels.
+    """
+    num_levels = trace.num_speculative_tokens
+    depth = num_levels if num_speculative_tokens is None else num_speculative_tokens
+    if not 0 <= depth <= num_levels or (depth == 0 and trace.starts.size):
+        raise ValueError(f"num_speculative_tokens={depth} outside 1..{num_levels}")
     shape = (trace.num_positions, trace.realised_acceptance.shape[2])
     accepted = np.full(shape, kernels.ASLEEP, dtype=np.int16)
-    accepted[trace.starts] = accepted_tokens(trace, coins.acceptance)
     agreement = np.ones(shape)
-    agreement[trace.starts] = agreement_losses(trace, accepted[trace.starts])
-    prepared = PreparedTrace(
+    length, first = np.empty((2, trace.starts.size, shape[1]))
+    window_kernels.measure_windows(
+        window_kernels.halves(trace.acceptance_probability),
+        window_kernels.halves(trace.realised_acceptance),
+        np.ascontiguousarray(trace.num_levels, dtype=np.int16),
+        trace.starts,
+        coins.acceptance,
+        depth,
+        accepted,
+        agreement,
+        length,
+        first,
+    )
+    complete = _complete_at(trace, depth)
+    if trace.is_censored:
+        learned = int(np.count_nonzero(complete < NEVER))
+        complete, length, first = complete[:learned], length[:learned], first[:learned]
+    return PreparedTrace(
         accepted=accepted,
         agreement_loss=agreement,
-        num_speculative_tokens=trace.num_speculative_tokens,
+        num_speculative_tokens=depth,
         is_idle=trace.is_idle,
         coins=coins.selection,
+        loss_to_losses={"length": length, "first": first, "hybrid": 0.5 * (length + first)},
+        loss_to_ready_at={
+            "length": complete,
+            "first": trace.starts[: len(complete)] + 1,
+            "hybrid": complete,
+        },
     )
-    for loss in ("length", "first", "hybrid"):
-        prepared.loss_to_losses[loss] = window_losses(trace, loss)
-        prepared.loss_to_ready_at[loss] = ready_at(trace, loss)
-    return prepared
 
 
 def accepted_tokens(trace: WindowTrace, acceptance_coins: NDArray[np.float64]) -> NDArray[np.int16]:
@@ -176,7 +241,14 @@ def ready_at(trace: WindowTrace, loss: Loss) -> NDArray[np.int64]:
     """
     if loss == "first":
         return trace.starts + 1
-    complete = np.where(trace.is_whole, trace.starts + trace.num_levels + 1, NEVER)
+    return _complete_at(trace, trace.num_speculative_tokens)
+
+
+def _complete_at(trace: WindowTrace, depth: int) -> NDArray[np.int64]:
+    """Return ``ready_at`` of windows of which ``depth`` levels are read, (W,)."""
+    is_whole = trace.is_whole | (trace.num_levels >= depth)
+    levels = np.minimum(trace.num_levels, depth)
+    complete = np.where(is_whole, trace.starts + levels + 1, NEVER)
     # A window that overtakes an earlier start waits for it: learners see starts in order.
     return np.maximum.accumulate(complete.astype(np.int64))
 
@@ -239,8 +311,37 @@ class Walker:
         self._policy = self._spec.build(self._num_drafters, prior=prior, drafter_ids=self._ids)
         self._last = np.full(1 + self._num_drafters, -1.0)
 
-    def walk(self, trace: PreparedTrace, *, prior: ArrayLike | None = None) -> WalkedRounds:
-        """Walk one request; ``prior`` is read where the policy starts afresh."""
+    def change_pool(self, drafter_ids: tuple[str, ...]) -> None:
+        """Go on over another pool: those that stay keep what was learned, newcomers get a share.
+
+        Raises:
+            ValueError: If the ids of the present pool are unknown.
+        """
+        if self._ids is None:
+            raise ValueError("a walker without drafter ids cannot change its pool")
+        if drafter_ids == self._ids:
+            return
+        old, last = self._ids, self._last
+        self._ids, self._num_drafters = drafter_ids, len(drafter_ids)
+        if self._spec.name != Fixed.name:
+            self._policy = over_pool(self._policy, old, drafter_ids)
+        else:
+            self._policy = self._spec.build(self._num_drafters, drafter_ids=drafter_ids)
+        places = [old.index(one) if one in old else -1 for one in drafter_ids]
+        chances = np.append(last[1:], 0.0)[places]
+        previous = places.index(int(last[0])) if last[0] in places and last[0] >= 0 else -1
+        self._last = np.concatenate([[previous], chances])
+
+    def walk(
+        self, trace: PreparedTrace, *, prior: ArrayLike | None = None, block: int | None = None
+    ) -> WalkedRounds:
+        """Walk one request.
+
+        Args:
+            trace: The request.
+            prior: Read where the policy starts afresh; None = uniform.
+            block: As for the walker, for this request alone; None = the walker's.
+        """
         if self._spec.scope == "request":
             self._start(prior)
         policy = self._policy
@@ -251,7 +352,7 @@ class Walker:
             policy.numbers,
             losses=trace.loss_to_losses[self._spec.loss],
             ready_at=trace.loss_to_ready_at[self._spec.loss],
-            block=self._block,
+            block=self._block if block is None else block,
             accepted=trace.accepted,
             agreement_loss=trace.agreement_loss,
             num_levels=trace.num_speculative_tokens,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from replay.errors import ReplayError
+from replay.cost import CostMeter, MeasuredCost
 from replay.hindsight import Hindsight, hindsight
+from replay.notes import estimates, missing_comparisons, missing_parts, mixtures
+from replay.policy_rows import policy_rows
 from replay.ports import SelectorFactory
-from replay.reader import LogReader
+from replay.reader import LogReader, LogSummary
 from replay.regret import ComparableRounds, comparable_rounds
+from replay.regret_rows import regret_rows
 from replay.requests import RequestTrace, join_requests
-from replay.rerun import Disagreement, Walk, verify_logged_rounds, verify_logged_selection, walk
-from replay.selectors import logged_selector, selector_from_name
-from replay.summary import ReplaySummary, RerunCheck, summarise
+from replay.rerun import Disagreement, verify_logged_rounds, verify_logged_selection
+from replay.selectors import logged_selector
+from replay.summary import ReplaySummary, RerunCheck
+from replay.tables import domain_rows, drafter_rows, stream_rows
 from replay.trace import Trace, TraceBuilder
+from replay.walks import PolicyWalks, WalkOptions
 from schemas.events import NO_DRAFTER
 
 MAX_EXAMPLES = 5
@@ -26,17 +31,46 @@ DEFAULT_MAX_SWITCHES = 64
 DEFAULT_MAX_RELEARNED = 50_000
 """Windows that the check of logged selection learns again: some seconds."""
 
+MAX_STREAMS = 12
+"""Streams that are looked at closely, those with most tokens; all are in the tables."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Analysis:
-    """A log, analysed: what the report is written from."""
+    """A log, analysed: what the report is written from.
+
+    Attributes:
+        best: Comparators over all streams; None if there is nothing to compare.
+        stream_to_best: Comparators of the largest streams, largest first, if there are several.
+    """
 
     name: str
     trace: Trace
     rounds: ComparableRounds
-    max_switches: int
     best: Hindsight | None
+    stream_to_best: Mapping[int, Hindsight]
     summary: ReplaySummary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayOptions:
+    """What is asked of a log.
+
+    Attributes:
+        walks: Policies, levels and drafters of the re-runs.
+        streams: Only these streams; None = all.
+        worker_selector: Remakes the selector of a request; logged selection probabilities are
+            compared with its own. None = do not compare.
+        max_relearned: Windows that this comparison may learn; the requests after them are not
+            compared. None = compare all.
+        max_switches: Largest S of the switching comparators.
+    """
+
+    walks: WalkOptions = field(default_factory=WalkOptions)
+    streams: tuple[str, ...] | None = None
+    worker_selector: SelectorFactory | None = logged_selector
+    max_relearned: int | None = DEFAULT_MAX_RELEARNED
+    max_switches: int = DEFAULT_MAX_SWITCHES
 
 
 def analyse(
@@ -44,58 +78,113 @@ def analyse(
     generator: np.random.Generator,
     *,
     policies: Sequence[str] = (),
-    worker_selector: SelectorFactory | None = logged_selector,
-    max_relearned: int | None = DEFAULT_MAX_RELEARNED,
-    score_block: int | None = None,
-    max_switches: int = DEFAULT_MAX_SWITCHES,
+    options: ReplayOptions | None = None,
     on_request: Callable[[], None] | None = None,
 ) -> Analysis:
-    """Read a log once, check it against itself, re-run ``policies`` over it, and sum up.
+    """Read a log once, check it against itself, re-run policies over it, and sum up.
 
     Args:
         log: The data folder, its ``events`` folder, any folder below, or one file.
         generator: The dice of coins, selections and bootstrap.
-        policies: Names for ``learner.selection.policy_from_name``; each starts every request anew.
-        worker_selector: Remakes the selector of a request; logged selection probabilities are
-            compared with its own. None = do not compare.
-        max_relearned: Windows that this comparison may learn; the requests after them are not
-            compared. None = compare all.
-        score_block: Complete windows that ``policies`` learn at a time; None = as the workers did.
-        max_switches: Largest S of the switching comparators.
+        policies: Re-run, short for ``options.walks.policies``.
+        options: What is asked; None = everything of the whole log.
         on_request: Called after each request, for a progress bar.
 
     Raises:
-        ReplayError: If there is nothing to read, or a policy is unknown.
+        ReplayError: If there is nothing to read, or a policy, drafter or stream is unknown.
     """
-    reader = LogReader(log)
-    builder = TraceBuilder()
-    check = _SelfCheck(worker_selector, max_relearned)
-    walks = _Walks(policies, generator, score_block)
-    for request in join_requests(reader):
-        builder.add(request)
+    asked = options or ReplayOptions(walks=WalkOptions(policies=tuple(policies)))
+    reader = LogReader(log, streams=asked.streams)
+    builder, meter = TraceBuilder(), CostMeter()
+    check = _SelfCheck(asked.worker_selector, asked.max_relearned)
+    walks = PolicyWalks(asked.walks, generator, builder.drafter_to_index)
+    for request in join_requests(reader.segments()):
+        meter.add(request, builder.add(request))
         check.add(request)
         walks.add(request)
         if on_request is not None:
             on_request()
     trace = builder.build()
+    depth = max(reader.summary().num_speculative_tokens, default=0)
+    cost = meter.measured(len(trace.drafter_ids), depth)
     rounds = comparable_rounds(trace)
-    best = hindsight(rounds, max_switches)
-    summary = summarise(
+    best = hindsight(rounds, asked.max_switches, trace.streams)
+    stream_to_best = dict(_best_per_stream(trace, rounds, asked.max_switches))
+    summary = _summary(
         reader.summary(),
         trace,
         rounds,
+        cost,
         generator,
-        check=check.result(),
-        policy_to_walk=walks.policy_to_walk,
         best=best,
+        stream_to_best=stream_to_best,
+        walks=walks,
+        check=check.result(),
     )
     return Analysis(
         name=str(log),
         trace=trace,
         rounds=rounds,
-        max_switches=max_switches,
         best=best,
+        stream_to_best=stream_to_best,
         summary=summary,
+    )
+
+
+def _best_per_stream(
+    trace: Trace, rounds: ComparableRounds, max_switches: int
+) -> Iterator[tuple[int, Hindsight]]:
+    for stream in _largest_streams(trace):
+        found = hindsight(rounds.of_stream(stream), max_switches, trace.streams)
+        if found is not None:
+            yield stream, found
+
+
+def _largest_streams(trace: Trace) -> list[int]:
+    if len(trace.streams) < 2:
+        return []
+    stream = trace.request_stream[trace.rounds.request]
+    tokens = np.bincount(
+        stream, weights=trace.rounds.num_emitted_tokens, minlength=len(trace.streams)
+    )
+    return [int(index) for index in np.argsort(-tokens, kind="stable")[:MAX_STREAMS]]
+
+
+def _summary(
+    log: LogSummary,
+    trace: Trace,
+    rounds: ComparableRounds,
+    cost: MeasuredCost,
+    generator: np.random.Generator,
+    *,
+    best: Hindsight | None,
+    stream_to_best: Mapping[int, Hindsight],
+    walks: PolicyWalks,
+    check: RerunCheck,
+) -> ReplaySummary:
+    total, *streams = stream_rows(trace)
+    regrets = regret_rows(trace, rounds, cost, generator, best=best, stream_to_best=stream_to_best)
+    policies = tuple(policy_rows(walks, cost, generator))
+    partial = tuple(missing_parts(log, trace))
+    return ReplaySummary(
+        log=log,
+        policy_names=trace.policy_names,
+        num_incomplete_requests=int((~trace.request_is_complete).sum()),
+        num_windows=trace.num_windows,
+        is_partial=bool(partial),
+        total=total,
+        streams=tuple(streams),
+        domains=domain_rows(trace, tuple(streams), rounds),
+        drafters=drafter_rows(trace),
+        regrets=tuple(regrets),
+        policies=policies,
+        check=check,
+        notes=(
+            *partial,
+            *missing_comparisons(trace, rounds),
+            *mixtures(log),
+            *estimates(policies),
+        ),
     )
 
 
@@ -147,29 +236,3 @@ class _SelfCheck:
             num_disagreements=self._num_disagreements,
             examples=(*self._examples, *self._reasons)[:MAX_EXAMPLES],
         )
-
-
-class _Walks:
-    """Walks every request with every policy, all with the same coins."""
-
-    def __init__(
-        self, policies: Sequence[str], generator: np.random.Generator, score_block: int | None
-    ) -> None:
-        self._score_block = score_block
-        self.policy_to_walk = {policy: Walk() for policy in policies}
-        self._policy_to_factory = {policy: selector_from_name(policy) for policy in policies}
-        self._generator = generator
-
-    def add(self, request: RequestTrace) -> None:
-        if not request.drafter_ids or not self._policy_to_factory:
-            return
-        seed = int(self._generator.integers(2**63))
-        for policy, factory in self._policy_to_factory.items():
-            try:
-                selector = factory(request)
-            except ValueError as error:
-                raise ReplayError(f"cannot re-run {policy}: {error}") from error
-            dice = np.random.default_rng(seed)
-            self.policy_to_walk[policy] += walk(
-                request, selector, dice, score_block=self._score_block
-            )

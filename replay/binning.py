@@ -30,22 +30,25 @@ def num_bins(num_tokens: int, num_rows: int, points: int) -> int:
 
 
 def binned_means(
-    bins: NDArray[np.int64], values: NDArray[np.float32], points: int
+    bins: NDArray[np.int64],
+    sums: NDArray[Any],
+    counts: NDArray[np.integer[Any]],
+    points: int,
 ) -> NDArray[np.float64]:
-    """Return moving means of what is not NaN, (points, N); NaN where a bin has nothing.
+    """Return moving means of what was added up, (points, N); NaN where a bin has nothing.
 
     Args:
-        bins: Bin of each row, (W,).
-        values: Shape (W, N).
+        bins: Bin of each row, (C,).
+        sums: Values added up, (C, N).
+        counts: How many values that were, (C, N).
         points: Number of bins.
     """
-    counts = np.zeros((points, values.shape[1]))
-    sums = np.zeros_like(counts)
-    for index, column in enumerate(values.T):
-        there = ~np.isnan(column)
-        counts[:, index] = np.bincount(bins[there], minlength=points)
-        sums[:, index] = np.bincount(bins[there], weights=column[there], minlength=points)
-    return moving_means(sums, counts)
+    binned_counts = np.zeros((points, sums.shape[1]))
+    binned_sums = np.zeros_like(binned_counts)
+    for index, (column, count) in enumerate(zip(sums.T, counts.T, strict=True)):
+        binned_counts[:, index] = np.bincount(bins, weights=count, minlength=points)
+        binned_sums[:, index] = np.bincount(bins, weights=column, minlength=points)
+    return moving_means(binned_sums, binned_counts)
 
 
 def moving_means(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,35 +15,52 @@ from replay.regret import ComparableRounds
 CLAIRVOYANT = "clairvoyant (ceiling)"
 SWITCHES_SHOWN = (1, 2, 4, 8, 16, 32, 64)
 
+_SEPARATORS = re.compile(r"[/:.]")
+
+
+def domain_of(stream: str) -> str:
+    """Return the domain of a stream: what follows its last ``/``, ``:`` or ``.``, or all of it."""
+    return _SEPARATORS.split(stream)[-1] or stream
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hindsight:
     """The comparators of some rounds.
 
     Attributes:
-        switching: The best switching sequences.
-        name_to_sequence: Comparators by name, in the order of the table, each of shape (T,).
+        switching_losses: Loss of the best sequence with at most S switches, for S = 0, 1, ....
+        name_to_sequence: Comparators by name, in the order of the table, each int16 (T,).
     """
 
-    switching: comparators.SwitchingComparators
-    name_to_sequence: dict[str, NDArray[np.int64]]
+    switching_losses: NDArray[np.float64]
+    name_to_sequence: dict[str, NDArray[np.int16]]
 
 
-def hindsight(rounds: ComparableRounds, max_switches: int) -> Hindsight | None:
-    """Find all comparators of a report; None without rounds or drafters to compare."""
-    if 0 in rounds.losses.shape:
+def hindsight(
+    rounds: ComparableRounds, max_switches: int, streams: Sequence[str]
+) -> Hindsight | None:
+    """Find all comparators of a report; None without rounds or drafters to compare.
+
+    ``streams`` names the streams that ``rounds.stream`` indexes.
+    """
+    if 0 in rounds.lengths.shape:
         return None
+    losses = rounds.losses
     limit = min(max_switches, rounds.num_rounds - 1)
-    switching = comparators.best_switching(rounds.losses, limit)
-    found = {switching_name(0): switching.sequence(0)}
-    if np.unique(rounds.stream).size > 1:
-        found["best per stream"] = comparators.best_per_group(rounds.losses, rounds.stream)
-    found["best per request"] = comparators.best_per_group(rounds.losses, rounds.request)
-    for num_switches in SWITCHES_SHOWN:
-        if num_switches <= limit:
-            found[switching_name(num_switches)] = switching.sequence(num_switches)
-    found[CLAIRVOYANT] = comparators.clairvoyant(rounds.losses)
-    return Hindsight(switching, found)
+    shown = [0, *(count for count in SWITCHES_SHOWN if count <= limit)]
+    switching = comparators.best_switching(losses, limit)
+    best, *others = switching.sequences(shown)
+    found = {switching_name(0): best}
+    if np.ptp(rounds.stream):
+        found["best per stream"] = comparators.best_per_group(losses, rounds.stream)
+        names = sorted({domain_of(stream) for stream in streams})
+        domain = np.array([names.index(domain_of(stream)) for stream in streams])
+        if 1 < len(names) < len(streams):
+            found["best per domain"] = comparators.best_per_group(losses, domain[rounds.stream])
+    found["best per request"] = comparators.best_per_group(losses, rounds.request)
+    found |= {switching_name(count): row for count, row in zip(shown[1:], others, strict=True)}
+    found[CLAIRVOYANT] = comparators.clairvoyant(losses)
+    return Hindsight(switching.total_losses, found)
 
 
 def switching_name(num_switches: int) -> str:

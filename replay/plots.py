@@ -25,13 +25,10 @@ from replay.binning import (
     rounded_or_none,
 )
 from replay.comparators import path_length
-from replay.hindsight import CLAIRVOYANT, SWITCHES_SHOWN, Hindsight, hindsight, switching_name
+from replay.hindsight import CLAIRVOYANT, SWITCHES_SHOWN, Hindsight, switching_name
 from replay.regret import ComparableRounds, regret
 from replay.trace import Trace
 from schemas.events import NO_DRAFTER
-
-MAX_STREAMS = 12
-"""Streams with plots of their own, those with most tokens; all are in the tables."""
 
 MAX_POINTS = 240
 MOVING = f"moving mean over {MOVING_SHARE:.0%} of the tokens"
@@ -106,13 +103,11 @@ class _Slice:
 
 def report_views(analysis: Analysis) -> list[View]:
     """Return the plots of all streams together, then of the largest ones if there are several."""
-    trace = analysis.trace
-    streams = _largest_streams(trace)
-    num_views = 1 + len(streams)
-    num_lines = num_views * (3 * (len(trace.drafter_ids) + 1) + 12)
+    num_views = 1 + len(analysis.stream_to_best)
+    num_lines = num_views * (3 * (len(analysis.trace.drafter_ids) + 1) + 12)
     points = int(np.clip(MAX_TOTAL_POINTS // num_lines, 40, MAX_POINTS))
     views = [_view(analysis, None, points)]
-    views.extend(_view(analysis, stream, points) for stream in streams)
+    views.extend(_view(analysis, stream, points) for stream in analysis.stream_to_best)
     return views
 
 
@@ -121,20 +116,10 @@ def views_to_json(views: list[View]) -> list[dict[str, Any]]:
     return [asdict(view) for view in views]
 
 
-def _largest_streams(trace: Trace) -> list[int]:
-    if len(trace.streams) < 2:
-        return []
-    stream = trace.request_stream[trace.rounds.request]
-    tokens = np.bincount(
-        stream, weights=trace.rounds.num_emitted_tokens, minlength=len(trace.streams)
-    )
-    return [int(index) for index in np.argsort(-tokens, kind="stable")[:MAX_STREAMS]]
-
-
 def _view(analysis: Analysis, stream: int | None, points: int) -> View:
     trace = analysis.trace
     rounds = analysis.rounds if stream is None else analysis.rounds.of_stream(stream)
-    best = analysis.best if stream is None else hindsight(rounds, analysis.max_switches)
+    best = analysis.best if stream is None else analysis.stream_to_best[stream]
     part = _slice(trace, stream)
     plots = [
         _selection_plot(trace, part, points),
@@ -243,27 +228,28 @@ def _length_plot(trace: Trace, part: _Slice, stream: int | None, points: int) ->
         "Expected acceptance length over all scored windows, whoever was played, bonus token "
         f"included, {MOVING}. The thick line is what was played. Triangles mark new weights."
     )
-    rows = trace.windows.exact_length[part.is_window]
-    if not rows.size:
+    num_scored = trace.windows.num_scored[part.is_window]
+    if not num_scored.size:
         empty = "no scored windows in the log"
         return Plot(id="length", title=title, note=note, variants=[], empty=empty)
-    points = num_bins(part.num_tokens, rows.shape[0], points)
+    points = num_bins(part.num_tokens, int(num_scored.max(axis=1).sum()), points)
     bins = bins_of(part.window_token, part.num_tokens, points)
     x = rounded(bin_centres(part.num_tokens, points))
     played = binned_means(
         bins_of(part.round_token, part.num_tokens, points),
-        trace.rounds.num_emitted_tokens[part.is_round][:, None].astype(np.float32),
+        trace.rounds.num_emitted_tokens[part.is_round][:, None],
+        np.ones((part.round_token.size, 1), dtype=np.int32),
         points,
     )
     played_trace = PlotTrace(
         name="played", kind="line", color="played", y=rounded_or_none(played[:, 0])
     )
     variants = []
-    for label, lengths in (
-        ("Exact estimator", rows),
-        ("Published estimator", trace.windows.published_length[part.is_window]),
+    for label, sums in (
+        ("Exact estimator", trace.windows.exact_length),
+        ("Published estimator", trace.windows.published_length),
     ):
-        means = binned_means(bins, lengths, points)
+        means = binned_means(bins, sums[part.is_window], num_scored, points)
         traces = [*_drafter_traces(trace, means, "line"), played_trace]
         traces += _version_marks(trace, part, stream, means)
         variants.append(
@@ -359,7 +345,7 @@ def _dynamic_plot(rounds: ComparableRounds, best: Hindsight | None) -> Plot:
     if best is None:
         empty = "no rounds that can be compared"
         return Plot(id="dynamic", title=title, note=note, variants=[], empty=empty)
-    loss = rounds.played_losses.sum() - best.switching.total_losses
+    loss = rounds.played_losses.sum() - best.switching_losses
     name_to_switches = {switching_name(count): count for count in (0, *SWITCHES_SHOWN)}
     drawn = [name for name in best.name_to_sequence if name in name_to_switches]
     sequences = [best.name_to_sequence[name] for name in drawn]

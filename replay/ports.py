@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from replay.requests import RequestTrace
 
 
-class RequestSelector(Protocol):
+class FollowedSelector(Protocol):
     """Selection among the N drafters of one request, as a worker does it."""
 
     def probabilities(self, is_awake: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -38,5 +38,5 @@ class RequestSelector(Protocol):
         """Learn what a round alone tells; only bandits do."""
 
 
-SelectorFactory = Callable[[RequestTrace], RequestSelector]
+SelectorFactory = Callable[[RequestTrace], FollowedSelector]
 """Makes a fresh selector over ``request.drafter_ids``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -110,14 +110,16 @@ class LogReader:
 
     Args:
         log: The data folder, its ``events`` folder, any folder below, or one file.
+        streams: Only the events of these; None = all.
 
     Raises:
         ReplayError: If there is no such path or no Parquet file in it.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *, streams: Collection[str] | None = None) -> None:
         self._root, self._files = _find_files(log)
         self._log = log
+        self._only = streams
         self._reset()
 
     def _reset(self) -> None:
@@ -157,7 +159,8 @@ class LogReader:
         self._reset()
         partitions = [self._partition(files, read) for files in self._files]
         for row in heapq.merge(*partitions, key=lambda row: row[1].appended_at):
-            if self._is_new(row[1]):
+            is_asked = self._only is None or row[1].stream in self._only
+            if is_asked and self._is_new(row[1]):
                 self._count(row[1])
                 yield row
         if not self._num_events:

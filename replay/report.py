@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from replay.analysis import Analysis
 from replay.errors import ReplayError
 from replay.plots import report_views, views_to_json
-from replay.summary import DrafterRow, RegretRow, ReplaySummary, StreamRow
+from replay.summary import DomainRow, DrafterRow, RegretRow, ReplaySummary, StreamRow
 
 MAX_TABLE_ROWS = 200
 DASH = "\N{EN DASH}"
@@ -140,6 +140,7 @@ def _tables(summary: ReplaySummary) -> str:
     parts = [_regret_table(summary.regrets), _drafter_table(summary.drafters)]
     if summary.policies:
         parts.append(_policy_table(summary))
+    parts.append(_domain_table(summary.domains))
     parts.append(_stream_table(summary.streams))
     parts.append(_problem_table(summary))
     return "".join(parts)
@@ -177,7 +178,7 @@ def _regret_table(rows: Sequence[RegretRow]) -> str:
         "Regret",
         "Positive: the comparator would have earned more on the same rounds. Brackets: 95 % block "
         "bootstrap, comparator held fixed.",
-        ["Comparator", "Stream", "Switches", "Tokens", "Tokens per round", "Loss"],
+        ["Comparator", "Stream", "Switches", "Tokens", "Tokens per round", "Seconds", "Loss"],
         [
             [
                 escape(row.comparator),
@@ -185,6 +186,7 @@ def _regret_table(rows: Sequence[RegretRow]) -> str:
                 f"{row.path_length:,}",
                 _range(row.tokens, row.tokens_low, row.tokens_high, ",.1f"),
                 _range(*_per_round(row), ".3f"),
+                _range(row.seconds, row.seconds_low, row.seconds_high, ",.2f"),
                 _range(row.loss, row.loss_low, row.loss_high, ",.1f"),
             ]
             for row in rows
@@ -236,36 +238,77 @@ def _policy_table(summary: ReplaySummary) -> str:
         [
             "as logged",
             _cell(logged.mean_acceptance_length, "no rounds"),
+            _cell(1.0),
+            _cell(logged.tokens_per_second, "no time measured", ".1f"),
             f"{logged.num_rounds:,}",
             f"{logged.num_tokens:,}",
             f"{logged.num_idle_rounds:,}",
+            DASH,
             "0",
+            DASH,
         ]
     ]
     rows += [
         [
             escape(row.policy),
             _cell(row.mean_acceptance_length, "no window to walk on"),
+            _range(row.ratio, row.ratio_low, row.ratio_high, ".3f", "too few requests"),
+            _cell(row.tokens_per_second, "a cost was never measured", ".1f"),
             f"{row.num_rounds:,}",
             f"{row.num_tokens:,}",
             f"{row.num_idle_rounds:,}",
+            f"{row.num_switches:,}",
             f"{row.num_skipped_tokens:,}",
+            _cell(row.estimated_share, "no tokens", ".1%"),
         ]
         for row in summary.policies
     ]
     return _table(
         "Other policies on the same text",
-        "Each request decoded again on paper, from its windows, started anew per request.",
+        "Each request decoded again on paper, from its windows, all policies with the same coins. "
+        "Brackets: 95 % paired block bootstrap over requests. Tokens per second by the cost "
+        "measured in the log. Estimated: tokens without window, or accepted by chance.",
         [
             "Policy",
             "Mean acceptance length",
+            "Against the log",
+            "Tokens per second",
             "Rounds",
             "Tokens",
             "Rounds without drafter",
+            "Switches",
             "Tokens skipped",
+            "Estimated",
         ],
         rows,
         "",
+    )
+
+
+def _domain_table(rows: Sequence[DomainRow]) -> str:
+    return _table(
+        "Domains",
+        "Streams whose ids end alike. Played and best are expected acceptance lengths over the "
+        "same compared rounds; the best drafter is known only in hindsight.",
+        [
+            *("Domain", "Streams", "Requests", "Tokens", "Mean acceptance length"),
+            *("Rounds compared", "Played", "Best", "Best drafter"),
+        ],
+        [
+            [
+                escape(row.domain),
+                f"{row.num_streams:,}",
+                f"{row.num_requests:,}",
+                f"{row.num_tokens:,}",
+                _cell(row.mean_acceptance_length, "no rounds"),
+                f"{row.num_compared:,}",
+                _cell(row.played_length, "nothing to compare"),
+                _cell(row.best_length, "nothing to compare"),
+                escape(row.best_drafter_id) if row.best_drafter_id else DASH,
+            ]
+            for row in rows
+        ],
+        "No streams.",
     )
 
 
@@ -319,15 +362,23 @@ def _number(value: float | None, form: str = ".2f") -> str:
     return DASH if value is None else format(value, form).replace("-", MINUS)
 
 
-def _cell(value: float | None, reason: str, form: str = ".3f") -> str:
+def _cell(value: float | None, reason: str = "", form: str = ".3f") -> str:
     if value is None:
         return f'<abbr title="{escape(reason)}">{DASH}</abbr>'
     return _number(value, form)
 
 
-def _range(value: float | None, low: float | None, high: float | None, form: str) -> str:
+def _range(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    form: str,
+    reason: str = "too few rounds for an interval",
+) -> str:
+    if value is None:
+        return _cell(None, "a cost was never measured")
     if low is None or high is None:
-        interval = f'<abbr title="too few rounds for an interval">[{DASH}]</abbr>'
+        interval = f'<abbr title="{escape(reason)}">[{DASH}]</abbr>'
     else:
         interval = f"[{_number(low, form)}, {_number(high, form)}]"
     return f'{_number(value, form)} <span class="range">{interval}</span>'

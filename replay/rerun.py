@@ -1,26 +1,17 @@
-"""Re-running a log: its own rounds from its windows, and any policy over the same text.
+"""Re-running a log on itself: its rounds from its windows, its selection from its policy.
 
-The windows say what every drafter would have proposed from every verified position, and the
-verified text does not depend on who drafted it. So a request can be decoded again on paper: start
-at its first position, choose a drafter, jump by the acceptance length of the window that starts
-there, learn the windows which that jump completed, choose again. Where acceptance follows from
-the text (greedy target, one-hot drafts) this is exact. With speculative sampling a level is
-accepted if a coin of its position falls below the realised acceptance; every drafter and every
-policy sees the same coins. A window scored by an unrolled head is exact too: it was scored as it
-would have been drafted from its start.
+Other policies over the same text are walked by ``replay.walks``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.selection import select
-from replay.ports import RequestSelector, SelectorFactory
+from replay.ports import FollowedSelector
 from replay.requests import RequestTrace
 from schemas.events import NO_DRAFTER, ScoredWindows
 
@@ -149,7 +140,9 @@ def _disagreements(
     ]
 
 
-def followed_probabilities(request: RequestTrace, selector: RequestSelector) -> NDArray[np.float64]:
+def followed_probabilities(
+    request: RequestTrace, selector: FollowedSelector
+) -> NDArray[np.float64]:
     """Let a selector follow the logged rounds and return what it would have chosen, (R, N).
 
     Row r holds its probabilities before round r, after it has learned the windows that the log
@@ -176,7 +169,7 @@ def followed_probabilities(request: RequestTrace, selector: RequestSelector) -> 
 
 def verify_logged_selection(
     request: RequestTrace,
-    selector: RequestSelector,
+    selector: FollowedSelector,
     *,
     tolerance: float = PROBABILITY_TOLERANCE,
 ) -> tuple[Disagreement, ...]:
@@ -194,100 +187,6 @@ def verify_logged_selection(
     return tuple(
         _disagreements(request, "selection_probability", logged, rebuilt, tolerance=tolerance)
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Walk:
-    """One policy's way through one or more requests.
-
-    Attributes:
-        num_requests: Requests walked.
-        num_rounds: Verifications it would have taken.
-        num_tokens: Tokens it would have emitted in them.
-        num_idle_rounds: Rounds of one token without drafter: the prompt's own pass, the last
-            token of a request, and where every drafter is asleep.
-        num_skipped_tokens: Tokens passed over, in no round, because the log has no window there
-            (cut, not scored, or begun under weights that were replaced).
-    """
-
-    num_requests: int = 0
-    num_rounds: int = 0
-    num_tokens: int = 0
-    num_idle_rounds: int = 0
-    num_skipped_tokens: int = 0
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """Tokens per verification, bonus included; None without a round."""
-        return self.num_tokens / self.num_rounds if self.num_rounds else None
-
-    def __add__(self, other: Walk) -> Walk:
-        return Walk(
-            **{
-                field.name: getattr(self, field.name) + getattr(other, field.name)
-                for field in fields(Walk)
-            }
-        )
-
-
-def walk(
-    request: RequestTrace,
-    selector: RequestSelector,
-    generator: np.random.Generator,
-    *,
-    score_block: int | None = None,
-) -> Walk:
-    """Decode a request again, on paper, with another selector.
-
-    The selector learns complete windows ``score_block`` at a time, None = as its worker did.
-
-    The coins of all positions are drawn first, so that generators of equal seeds give every
-    policy the same coins. At a position without window a logged round without drafter is taken as
-    it is, the last token of a request costs one round, and anything else is skipped and counted.
-    """
-    accepted = _accepted_tokens(request, generator)
-    rows, awake = _rows_by_position(request), _awake_by_position(request)
-    is_idle = _idle_by_position(request)
-    block = request.score_block if score_block is None else score_block
-    queue = _WindowQueue(request.windows, selector)
-    complete_at = _complete_at(request)
-    num_positions = rows.size
-    at = num_rounds = num_idle = num_skipped = 0
-    while at < num_positions:
-        row, is_awake = rows[at], awake[at]
-        if row >= 0 and is_awake.any():
-            ready = int(np.searchsorted(complete_at, at + request.first_position, side="right"))
-            if ready - queue.num_delivered >= block:
-                queue.deliver(ready - queue.num_delivered)
-            drafter, _ = select(selector.probabilities(is_awake), generator)
-            at += min(int(accepted[row, drafter]) + 1, num_positions - at)
-            num_rounds += 1
-        elif row >= 0 or is_idle[at]:
-            at += 1
-            num_rounds += 1
-            num_idle += 1
-        else:
-            at += 1
-            num_skipped += 1
-    return Walk(
-        num_requests=1,
-        num_rounds=num_rounds,
-        num_tokens=num_positions - num_skipped,
-        num_idle_rounds=num_idle,
-        num_skipped_tokens=num_skipped,
-    )
-
-
-def _accepted_tokens(request: RequestTrace, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return the tokens that each window would have accepted of each drafter, (W, N)."""
-    windows = request.windows
-    num_positions = request.end_position - request.first_position
-    level = np.arange(request.num_speculative_tokens)
-    coins = generator.random(num_positions + level.size)
-    coin = coins[np.maximum(windows.start - request.first_position, 0)[:, None] + level]
-    # NaN compares as False: neither a missing level nor an unscored drafter is accepted.
-    is_accepted = coin[:, :, None] < windows.realised_acceptance
-    return np.asarray(np.cumprod(is_accepted, axis=1, dtype=np.int64).sum(axis=1))
 
 
 def _rows_by_position(request: RequestTrace) -> NDArray[np.int64]:
@@ -320,35 +219,10 @@ def _awake_by_round(request: RequestTrace) -> NDArray[np.bool_]:
     return awake
 
 
-def _idle_by_position(request: RequestTrace) -> NDArray[np.bool_]:
-    """Return where a round of one token without drafter is what any policy would have had."""
-    is_idle = np.zeros(request.end_position - request.first_position, dtype=np.bool_)
-    without = request.rounds.drafter_index == NO_DRAFTER
-    is_idle[request.rounds.first_position[without] - request.first_position] = True
-    if request.is_complete:
-        is_idle[-1:] = True
-    return is_idle
-
-
-def _complete_at(request: RequestTrace) -> NDArray[np.int64]:
-    """Return the next position to be written from which on each window is complete, (W,).
-
-    A window of K levels is complete when the position after it is verified too: only then is it
-    known that the request does not end inside it. A shorter window lies at the end of its
-    request, so no choice comes after it.
-    """
-    windows = request.windows
-    complete_at = windows.start.astype(np.int64) + windows.num_levels + 1
-    is_short = windows.num_levels < request.window_num_speculative_tokens
-    complete_at[is_short] = np.iinfo(np.int64).max
-    # A window that overtakes an earlier start waits for it: learners see starts in order.
-    return np.maximum.accumulate(complete_at)
-
-
 class _WindowQueue:
     """Lets a selector learn each window once, in order of start."""
 
-    def __init__(self, windows: ScoredWindows, selector: RequestSelector) -> None:
+    def __init__(self, windows: ScoredWindows, selector: FollowedSelector) -> None:
         self._windows = windows
         self._selector = selector
         self.num_delivered = 0
@@ -364,19 +238,3 @@ class _WindowQueue:
                 windows.num_levels[rows],
             )
             self.num_delivered += windows.start[rows].size
-
-
-def walk_all(
-    requests: Iterable[RequestTrace],
-    make_selector: SelectorFactory,
-    generator: np.random.Generator,
-    *,
-    score_block: int | None = None,
-) -> Walk:
-    """Walk every request that has drafters with a fresh selector, and add up."""
-    total = Walk()
-    for request in requests:
-        if request.drafter_ids:
-            selector = make_selector(request)
-            total += walk(request, selector, generator, score_block=score_block)
-    return total

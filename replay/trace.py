@@ -1,22 +1,25 @@
 """A whole log in columns: what comparisons, regret and plots read.
 
-Axes: Q requests, R rounds, W windows, N drafters (all that occur in the log).
+Of a window only sums stay, and of a round a few numbers, so that millions of them fit. Axes: Q
+requests, R rounds, C chunks of windows, N drafters (all that occur in the log).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.measures import Estimator, expected_acceptance_length
+from learner.window_kernels import halves, measure_lengths
+from replay.chunks import chunk_size, sum_chunks
 from replay.requests import RequestTrace
 from schemas.events import NO_DRAFTER
 
 NO_WINDOW = -1
+"""In ``RoundColumns.depth``: no window starts where the round starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,24 +34,21 @@ class VersionChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowColumns:
-    """The windows of a log, reduced to what comparisons need.
+    """The windows of a log, added up over chunks of consecutive windows of one request.
 
     Attributes:
-        request: Index of the request, int32 (W,).
-        token: Tokens that the log had emitted before the window's start, int64 (W,).
-        num_levels: Levels that exist, int16 (W,).
-        num_speculative_tokens: K of the window's segment, int16 (W,).
-        exact_length: Expected acceptance length, exact estimator, float32 (W, N), in [1, K + 1];
-            NaN where the drafter was not scored.
+        request: Index of the request, int32 (C,).
+        token: Tokens that the log had emitted before the chunk's middle window, int64 (C,).
+        num_scored: Windows on which each drafter was scored, int32 (C, N).
+        exact_length: Their expected acceptance lengths added up, exact estimator, float64 (C, N).
         published_length: The same with the published estimator.
     """
 
     request: NDArray[np.int32]
     token: NDArray[np.int64]
-    num_levels: NDArray[np.int16]
-    num_speculative_tokens: NDArray[np.int16]
-    exact_length: NDArray[np.float32]
-    published_length: NDArray[np.float32]
+    num_scored: NDArray[np.int32]
+    exact_length: NDArray[np.float64]
+    published_length: NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,8 +62,10 @@ class RoundColumns:
         num_draft_tokens, num_accepted_tokens, num_emitted_tokens: As logged, int16.
         selection_probability: The played drafter's probability when selected, float32.
         seconds: Draft, verify and score seconds together, float32.
-        window: Index of the window that starts at the round's first position, int64, or
-            ``NO_WINDOW``.
+        depth: K of the window that starts at the round's first position, int16, or ``NO_WINDOW``.
+        num_levels: Levels that this window has, int16; 0 without one.
+        lengths: Expected acceptance length of every drafter in this window, exact estimator,
+            float32 (R, N), in [1, K + 1]; NaN without window and where it was not scored.
     """
 
     request: NDArray[np.int32]
@@ -74,7 +76,9 @@ class RoundColumns:
     num_emitted_tokens: NDArray[np.int16]
     selection_probability: NDArray[np.float32]
     seconds: NDArray[np.float32]
-    window: NDArray[np.int64]
+    depth: NDArray[np.int16]
+    num_levels: NDArray[np.int16]
+    lengths: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,14 +88,15 @@ class Trace:
     Attributes:
         request_stream: Index into ``streams`` per request, int32 (Q,).
         request_is_complete: Per request, bool (Q,).
+        num_windows: Windows of the log.
     """
 
     drafter_ids: tuple[str, ...]
     streams: tuple[str, ...]
-    request_ids: tuple[str, ...]
     request_stream: NDArray[np.int32]
     request_is_complete: NDArray[np.bool_]
     policy_names: tuple[str, ...]
+    num_windows: int
     windows: WindowColumns
     rounds: RoundColumns
     version_changes: tuple[VersionChange, ...]
@@ -113,99 +118,115 @@ def build_trace(requests: Iterable[RequestTrace]) -> Trace:
 class TraceBuilder:
     """Collects requests one by one and lays them out in columns at the end.
 
-    A request is reduced when it is added: of the levels only the acceptance lengths stay.
+    Attributes:
+        drafter_to_index: Drafters in order of appearance.
     """
 
     def __init__(self) -> None:
+        self.drafter_to_index: dict[str, int] = {}
         self._num_tokens = 0
         self._num_windows = 0
-        self._drafter_to_index: dict[str, int] = {}
         self._stream_to_index: dict[str, int] = {}
         self._policy_names: dict[str, None] = {}
-        self._request_ids: list[str] = []
         self._request_stream: list[int] = []
         self._request_is_complete: list[bool] = []
-        self._places: list[NDArray[np.int64]] = []
-        self._windows: list[WindowColumns] = []
-        self._rounds: list[RoundColumns] = []
+        self._rounds = _Parts(ROUND_DTYPES, ROUND_PER_DRAFTER)
+        self._windows = _Parts(WINDOW_DTYPES, WINDOW_PER_DRAFTER)
         self._newest: dict[tuple[str, str], int] = {}
         self._changes: list[VersionChange] = []
 
-    def add(self, request: RequestTrace) -> None:
-        """Reduce one request and keep what comparisons need of it."""
-        index, streams = self._drafter_to_index, self._stream_to_index
+    def add(self, request: RequestTrace) -> NDArray[np.int64]:
+        """Reduce one request, keep what comparisons need, and return its drafters' indices."""
+        index, streams = self.drafter_to_index, self._stream_to_index
         place = np.array([index.setdefault(i, len(index)) for i in request.drafter_ids], np.int64)
+        windows = request.windows
+        exact, published = np.empty((2, windows.start.size, len(place)))
+        measure_lengths(
+            halves(windows.acceptance_probability),
+            halves(windows.realised_acceptance),
+            windows.num_levels,
+            exact,
+            published,
+        )
         self._note_versions(request)
-        self._rounds.append(self._round_columns(request, place))
-        self._windows.append(self._window_columns(request))
-        self._places.append(place)
+        self._rounds.add(self._round_columns(request, place, exact), place)
+        self._windows.add(self._window_columns(request, exact, published), place)
         self._request_stream.append(streams.setdefault(request.stream, len(streams)))
-        self._request_ids.append(request.request_id)
         self._request_is_complete.append(request.is_complete)
         self._policy_names.setdefault(request.policy_name)
-        self._num_windows += request.windows.start.size
+        self._num_windows += windows.start.size
         self._num_tokens += request.num_tokens
+        return place
 
     def build(self) -> Trace:
-        """Lay out everything that was added."""
+        """Lay out everything that was added; the builder is empty afterwards."""
+        num_drafters = len(self.drafter_to_index)
         return Trace(
-            drafter_ids=tuple(self._drafter_to_index),
+            drafter_ids=tuple(self.drafter_to_index),
             streams=tuple(self._stream_to_index),
-            request_ids=tuple(self._request_ids),
             request_stream=np.array(self._request_stream, dtype=np.int32),
             request_is_complete=np.array(self._request_is_complete, dtype=np.bool_),
             policy_names=tuple(self._policy_names),
-            windows=self._joined_windows(),
-            rounds=RoundColumns(**_joined(self._rounds, ROUND_DTYPES)),
+            num_windows=self._num_windows,
+            windows=WindowColumns(**self._windows.joined(num_drafters)),
+            rounds=RoundColumns(**self._rounds.joined(num_drafters)),
             version_changes=tuple(self._changes),
         )
 
-    def _round_columns(self, request: RequestTrace, place: NDArray[np.int64]) -> RoundColumns:
-        rounds, starts = request.rounds, request.windows.start
-        at = np.searchsorted(starts, rounds.first_position)
-        found = np.append(starts, -1)[at] == rounds.first_position
+    def _round_columns(
+        self, request: RequestTrace, place: NDArray[np.int64], exact: NDArray[np.float64]
+    ) -> dict[str, NDArray[Any]]:
+        rounds, windows = request.rounds, request.windows
         emitted = rounds.num_emitted_tokens
-        before = np.cumsum(emitted, dtype=np.int64) - emitted
-        return RoundColumns(
-            request=np.full(emitted.size, len(self._request_ids), dtype=np.int32),
-            token=self._num_tokens + before,
+        at = np.searchsorted(windows.start, rounds.first_position)
+        found = np.append(windows.start, -1)[at] == rounds.first_position
+        at, lengths = at[found], np.full((emitted.size, len(place)), np.nan, dtype=np.float32)
+        depth = np.full(emitted.size, NO_WINDOW, dtype=np.int16)
+        num_levels = np.zeros(emitted.size, dtype=np.int16)
+        lengths[found] = exact[at]
+        depth[found] = request.window_num_speculative_tokens[at]
+        num_levels[found] = windows.num_levels[at]
+        return {
+            "request": np.full(emitted.size, len(self._request_stream)),
+            "token": self._num_tokens + np.cumsum(emitted, dtype=np.int64) - emitted,
             # NO_DRAFTER is -1, so an extra last element of the table keeps it as it is.
-            drafter=np.append(place, NO_DRAFTER)[rounds.drafter_index].astype(np.int16),
-            num_draft_tokens=rounds.num_draft_tokens,
-            num_accepted_tokens=rounds.num_accepted_tokens,
-            num_emitted_tokens=emitted,
-            selection_probability=rounds.selection_probability,
-            seconds=rounds.draft_seconds + rounds.verify_seconds + rounds.score_seconds,
-            window=np.where(found, self._num_windows + at, NO_WINDOW).astype(np.int64),
-        )
+            "drafter": np.append(place, NO_DRAFTER)[rounds.drafter_index],
+            "num_draft_tokens": rounds.num_draft_tokens,
+            "num_accepted_tokens": rounds.num_accepted_tokens,
+            "num_emitted_tokens": emitted,
+            "selection_probability": rounds.selection_probability,
+            "seconds": rounds.draft_seconds + rounds.verify_seconds + rounds.score_seconds,
+            "depth": depth,
+            "num_levels": num_levels,
+            "lengths": lengths,
+        }
 
-    def _window_columns(self, request: RequestTrace) -> WindowColumns:
-        windows = request.windows
-        into_request = windows.start.astype(np.int64) - request.first_position
-        return WindowColumns(
-            request=np.full(windows.start.size, len(self._request_ids), dtype=np.int32),
-            token=self._num_tokens + np.maximum(into_request, 0),
-            num_levels=windows.num_levels,
-            num_speculative_tokens=request.window_num_speculative_tokens,
-            exact_length=_lengths(request, estimator="exact"),
-            published_length=_lengths(request, estimator="published"),
-        )
-
-    def _joined_windows(self) -> WindowColumns:
-        columns = _joined(self._windows, WINDOW_DTYPES)
-        for name in ("exact_length", "published_length"):
-            columns[name] = np.full(
-                (self._num_windows, len(self._drafter_to_index)), np.nan, dtype=np.float32
-            )
-            row = 0
-            for place, part in zip(self._places, self._windows, strict=True):
-                rows = slice(row, row + part.request.size)
-                columns[name][rows, place] = getattr(part, name)
-                row = rows.stop
-        return WindowColumns(**columns)
+    def _window_columns(
+        self,
+        request: RequestTrace,
+        exact: NDArray[np.float64],
+        published: NDArray[np.float64],
+    ) -> dict[str, NDArray[Any]]:
+        size = chunk_size(self._num_windows)
+        num_chunks = -(-len(exact) // size)
+        shape = (num_chunks, exact.shape[1])
+        num_scored, sums = np.zeros(shape, dtype=np.int32), np.zeros((2, *shape))
+        sum_chunks(exact, published, size, num_scored, sums[0], sums[1])
+        middle = np.minimum(np.arange(num_chunks) * size + size // 2, len(exact) - 1)
+        into_request = request.windows.start[middle].astype(np.int64) - request.first_position
+        return {
+            "request": np.full(num_chunks, len(self._request_stream)),
+            "token": self._num_tokens + np.maximum(into_request, 0),
+            "num_scored": num_scored,
+            "exact_length": sums[0],
+            "published_length": sums[1],
+        }
 
     def _note_versions(self, request: RequestTrace) -> None:
         """Note versions newer than any seen in the stream; late old requests are no change."""
+        newest = [self._newest.get((request.stream, one), -1) for one in request.drafter_ids]
+        if not (request.segment_versions > newest).any():
+            return
         for versions, token in zip(request.segment_versions, _segment_tokens(request), strict=True):
             for drafter_id, version in zip(request.drafter_ids, versions, strict=True):
                 key = (request.stream, drafter_id)
@@ -221,17 +242,6 @@ class TraceBuilder:
                     )
 
 
-def _lengths(request: RequestTrace, *, estimator: Estimator) -> NDArray[np.float32]:
-    """Return expected acceptance lengths of all windows, (W, N); NaN where not scored."""
-    windows = request.windows
-    return expected_acceptance_length(
-        windows.acceptance_probability,
-        windows.realised_acceptance,
-        num_levels=windows.num_levels,
-        estimator=estimator,
-    ).astype(np.float32)
-
-
 def _segment_tokens(request: RequestTrace) -> list[int]:
     """Return the tokens that the request had emitted when each segment began, length G."""
     num_segments = request.segment_versions.shape[0]
@@ -243,23 +253,48 @@ def _segment_tokens(request: RequestTrace) -> list[int]:
     return [int(before) for before in np.cumsum(emitted) - emitted]
 
 
-def _joined(
-    parts: Sequence[WindowColumns | RoundColumns], name_to_dtype: dict[str, Any]
-) -> dict[str, NDArray[Any]]:
-    """Concatenate the named columns; the dtypes matter where there is no part at all."""
-    return {
-        name: np.concatenate(
-            [np.empty(0, dtype=dtype), *(getattr(part, name) for part in parts)]
-        ).astype(dtype, copy=False)
-        for name, dtype in name_to_dtype.items()
-    }
+class _Parts:
+    """Columns in parts, one part per request; those per drafter follow the log's drafters."""
+
+    def __init__(self, dtypes: dict[str, Any], absent: dict[str, Any]) -> None:
+        self._dtypes = dtypes
+        self._absent = absent
+        self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in dtypes}
+        self._places: list[NDArray[np.int64]] = []
+
+    def add(self, columns: dict[str, NDArray[Any]], place: NDArray[np.int64]) -> None:
+        for name, values in columns.items():
+            self._columns[name].append(values.astype(self._dtypes[name], copy=False))
+        self._places.append(place)
+
+    def joined(self, num_drafters: int) -> dict[str, NDArray[Any]]:
+        """Concatenate column by column, freeing the parts on the way."""
+        return {name: self._joined(name, num_drafters) for name in self._dtypes}
+
+    def _joined(self, name: str, num_drafters: int) -> NDArray[Any]:
+        parts = self._columns.pop(name)
+        total = sum(len(part) for part in parts)
+        if name not in self._absent:
+            return np.concatenate([np.empty(0, dtype=self._dtypes[name]), *parts])
+        joined = np.full((total, num_drafters), self._absent[name], dtype=self._dtypes[name])
+        row = 0
+        for place, part in zip(self._places, parts, strict=True):
+            joined[row : row + len(part), place] = part
+            row += len(part)
+        return joined
 
 
 WINDOW_DTYPES: dict[str, Any] = {
     "request": np.int32,
     "token": np.int64,
-    "num_levels": np.int16,
-    "num_speculative_tokens": np.int16,
+    "num_scored": np.int32,
+    "exact_length": np.float64,
+    "published_length": np.float64,
+}
+WINDOW_PER_DRAFTER: dict[str, Any] = {
+    "num_scored": 0,
+    "exact_length": 0.0,
+    "published_length": 0.0,
 }
 ROUND_DTYPES: dict[str, Any] = {
     "request": np.int32,
@@ -270,5 +305,8 @@ ROUND_DTYPES: dict[str, Any] = {
     "num_emitted_tokens": np.int16,
     "selection_probability": np.float32,
     "seconds": np.float32,
-    "window": np.int64,
+    "depth": np.int16,
+    "num_levels": np.int16,
+    "lengths": np.float32,
 }
+ROUND_PER_DRAFTER: dict[str, Any] = {"lengths": np.nan}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection import select
-from replay.ports import RequestSelector
+from replay.ports import FollowedSelector
 from schemas.arrow import LoggedEvent, events_to_table, write_table
 from schemas.events import (
     NO_DRAFTER,
@@ -57,7 +57,7 @@ def make_request(
     num_tokens: int = 60,
     num_speculative_tokens: int = 4,
     rule: AcceptanceRule = AcceptanceRule.GREEDY,
-    selector: RequestSelector | None = None,
+    selector: FollowedSelector | None = None,
     drafters: tuple[DrafterVersion, ...] | None = None,
     num_prompt_tokens: int = 7,
     stream: str = "stream-a",
@@ -135,7 +135,7 @@ def make_request(
 def _decode(
     windows: ScoredWindows,
     realised: NDArray[np.float64],
-    selector: RequestSelector | None,
+    selector: FollowedSelector | None,
     generator: np.random.Generator,
     *,
     depth: int,

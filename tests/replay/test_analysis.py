@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replay.analysis import Analysis, analyse
+from replay.analysis import Analysis, ReplayOptions, analyse
 from replay.errors import ReplayError
 from replay.selectors import selector_from_name
 from schemas.events import NO_DRAFTER, Rounds, VerificationEvent
@@ -159,7 +159,9 @@ def test_the_check_of_selection_keeps_to_its_room(tmp_path: Path) -> None:
     events = rich_events()
     write_log(tmp_path, log(events))
     room = events[0].windows.start.size + events[1].windows.start.size
-    check = analyse(tmp_path, np.random.default_rng(0), max_relearned=room).summary.check
+    check = analyse(
+        tmp_path, np.random.default_rng(0), options=ReplayOptions(max_relearned=room)
+    ).summary.check
     assert check.num_selections_checked == sum(
         int((event.rounds.drafter_index >= 0).sum()) for event in events[:2]
     )
@@ -168,7 +170,9 @@ def test_the_check_of_selection_keeps_to_its_room(tmp_path: Path) -> None:
 def test_another_selector_than_the_workers_is_told_from_it(tmp_path: Path) -> None:
     write_log(tmp_path, log(rich_events()))
     other = selector_from_name("hedge")
-    check = analyse(tmp_path, np.random.default_rng(0), worker_selector=other).summary.check
+    check = analyse(
+        tmp_path, np.random.default_rng(0), options=ReplayOptions(worker_selector=other)
+    ).summary.check
     assert check.num_disagreements > 100
     assert len(check.examples) == 5
 

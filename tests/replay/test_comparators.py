@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from replay import comparators
 from replay.comparators import (
-    CHECKPOINT_EVERY,
     best_fixed,
     best_per_group,
     best_switching,
@@ -20,8 +21,8 @@ from replay.comparators import (
 )
 
 
-def total(losses: NDArray[np.float64], comparators: NDArray[np.int64]) -> float:
-    return float(losses[np.arange(losses.shape[0]), comparators].sum())
+def total(losses: NDArray[np.float64], sequence: NDArray[np.integer[Any]]) -> float:
+    return float(losses[np.arange(losses.shape[0]), sequence].sum())
 
 
 @st.composite
@@ -50,9 +51,13 @@ def test_the_best_switching_sequences_equal_brute_force(
         assert total(losses, sequence) == pytest.approx(best, abs=1e-12)
 
 
-def test_sequences_rebuilt_across_checkpoints_reach_their_loss() -> None:
+@pytest.mark.parametrize("rounds_per_block", [1, 7, 400])
+def test_sequences_walked_back_over_blocks_reach_their_loss(
+    monkeypatch: pytest.MonkeyPatch, rounds_per_block: int
+) -> None:
+    monkeypatch.setattr(comparators, "ROUNDS_PER_BLOCK", rounds_per_block)
     losses = np.random.default_rng(3).random((400, 5))
-    found = best_switching(losses, 3 * CHECKPOINT_EVERY + 1)
+    found = best_switching(losses, 25)
     assert np.all(np.diff(found.total_losses) < 0.0)
     for num_switches in range(found.max_switches + 1):
         sequence = found.sequence(num_switches)

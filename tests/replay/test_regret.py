@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replay.comparators import best_fixed, clairvoyant
+from replay.cost import MeasuredCost
 from replay.regret import (
     ComparableRounds,
     block_bootstrap_interval,
@@ -88,7 +89,7 @@ def test_a_round_whose_played_drafter_was_not_scored_is_left_out() -> None:
 def test_regret_against_the_clairvoyant_is_never_negative_and_its_parts_agree() -> None:
     rounds = rounds_of(make_request(num_tokens=300))
     found = regret(rounds, clairvoyant(rounds.losses))
-    assert (found.loss >= 0).all()
+    assert (found.loss >= -1e-12).all()
     assert np.allclose(found.tokens, 5 * found.loss)
 
 
@@ -96,6 +97,43 @@ def test_playing_the_best_drafter_throughout_has_no_static_regret() -> None:
     rounds = rounds_of(make_request(hit_rates=[0.8], num_tokens=100))
     found = regret(rounds, best_fixed(rounds.losses))
     assert np.array_equal(found.loss, np.zeros(rounds.num_rounds))
+
+
+def cost(draft: float, verify: float, *, num_drafters: int = 3) -> MeasuredCost:
+    """Return what drafting a token and verifying costs, the same for all drafters."""
+    return MeasuredCost(
+        draft_seconds=np.full(num_drafters, draft),
+        verify_seconds=np.full(5, verify),
+        score_seconds=0.0,
+    )
+
+
+def test_seconds_are_tokens_at_their_price_where_all_rounds_cost_the_same() -> None:
+    rounds = rounds_of(make_request(num_tokens=300))
+    found = regret(rounds, best_fixed(rounds.losses), cost(0.0, 2.0))
+    assert found.seconds is not None
+    price = 2.0 * rounds.num_rounds / rounds.played_lengths.sum()
+    assert np.allclose(found.seconds, price * found.tokens)
+    assert found.seconds.sum() == pytest.approx(price * found.tokens.sum())
+
+
+def test_a_cheaper_drafter_of_equal_length_saves_its_drafting() -> None:
+    event = make_request(hit_rates=[1.0, 1.0], num_tokens=100)
+    rounds = rounds_of(event)
+    measured = MeasuredCost(
+        draft_seconds=np.array([0.0, 3.0]), verify_seconds=np.ones(5), score_seconds=0.0
+    )
+    found = regret(rounds, np.zeros(rounds.num_rounds, dtype=np.int16), measured)
+    assert found.seconds is not None
+    assert np.allclose(found.seconds, np.where(rounds.drafter == 1, 3.0 * rounds.num_levels, 0.0))
+
+
+def test_a_cost_that_was_never_measured_leaves_seconds_out() -> None:
+    rounds = rounds_of(make_request(num_tokens=100))
+    unknown = cost(0.0, 1.0)
+    unknown.draft_seconds[int(best_fixed(rounds.losses)[0])] = np.nan
+    assert regret(rounds, best_fixed(rounds.losses), unknown).seconds is None
+    assert regret(rounds, best_fixed(rounds.losses)).seconds is None
 
 
 def test_losses_are_relative_to_the_depth_of_their_own_request() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from learner.measures import expected_acceptance_length
+from replay import chunks
 from replay.requests import join_requests, join_segments
 from replay.trace import NO_WINDOW, Trace, VersionChange, build_trace
 from schemas.events import NO_DRAFTER, AcceptanceRule, DrafterVersion, VerificationEvent
@@ -32,21 +34,45 @@ def test_lengths_are_those_of_the_estimators() -> None:
             num_levels=windows.num_levels,
             estimator="published" if estimator == "published" else "exact",
         )
-        assert np.allclose(getattr(trace.windows, name), expected, rtol=1e-6)
+        assert np.allclose(getattr(trace.windows, name).sum(axis=0), expected.sum(axis=0))
+        first = getattr(trace.windows, name)[0]
+        assert np.allclose(first, expected[: trace.windows.num_scored[0, 0]].sum(axis=0))
     assert not np.allclose(trace.windows.exact_length, trace.windows.published_length)
+    assert trace.num_windows == trace.windows.num_scored[:, 0].sum() == windows.start.size
 
 
-def test_every_round_points_at_the_window_of_its_first_position() -> None:
+def test_every_round_has_the_lengths_of_the_window_of_its_first_position() -> None:
     event = make_request(num_tokens=50)
     trace = trace_of(event, replace(event, sequence=1, request_id="request-1"))
-    starts = np.tile(event.windows.start, 2)
-    positions = np.tile(event.rounds.first_position, 2)
-    has_window = trace.rounds.window != NO_WINDOW
-    assert np.array_equal(starts[trace.rounds.window[has_window]], positions[has_window])
-    assert np.array_equal(~has_window, positions == event.first_position)
-    assert np.array_equal(
-        trace.windows.request[trace.rounds.window[has_window]], trace.rounds.request[has_window]
+    expected = expected_acceptance_length(
+        event.windows.acceptance_probability,
+        event.windows.realised_acceptance,
+        num_levels=event.windows.num_levels,
     )
+    start_to_row = {int(start): row for row, start in enumerate(event.windows.start)}
+    positions = np.tile(event.rounds.first_position, 2)
+    rounds = trace.rounds
+    for index, position in enumerate(positions):
+        row = start_to_row.get(int(position))
+        if row is None:
+            assert rounds.depth[index] == NO_WINDOW and np.isnan(rounds.lengths[index]).all()
+        else:
+            assert np.allclose(rounds.lengths[index], expected[row])
+            assert rounds.num_levels[index] == event.windows.num_levels[row]
+            assert rounds.depth[index] == 4
+    assert np.array_equal(rounds.depth == NO_WINDOW, positions == event.first_position)
+
+
+def test_long_logs_are_added_up_over_longer_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "FINE_UNTIL", 50)
+    monkeypatch.setattr(chunks, "MEDIUM_UNTIL", 150)
+    event = make_request()
+    events = [replace(event, sequence=i, request_id=f"request-{i}") for i in range(4)]
+    trace = trace_of(*events)
+    largest = [int(trace.windows.num_scored[trace.windows.request == i].max()) for i in range(4)]
+    assert largest == [4, 16, 16, 58]
+    total = trace.windows.exact_length.sum(axis=0)
+    assert np.allclose(total, 4 * trace_of(event).windows.exact_length.sum(axis=0))
 
 
 def test_tokens_count_what_the_log_had_emitted_before() -> None:
@@ -55,9 +81,10 @@ def test_tokens_count_what_the_log_had_emitted_before() -> None:
     assert trace.num_tokens == 50
     assert trace.rounds.token[0] == 0
     assert np.array_equal(np.diff(trace.rounds.token), trace.rounds.num_emitted_tokens[:-1])
-    has_window = trace.rounds.window != NO_WINDOW
-    at_window = trace.windows.token[trace.rounds.window[has_window]]
-    assert np.array_equal(at_window, trace.rounds.token[has_window])
+    # Chunks of four windows from the second position on, at their third one.
+    is_first = trace.windows.request == 0
+    assert trace.windows.token[is_first][:3].tolist() == [3, 7, 11]
+    assert trace.windows.token[~is_first][0] == 33
 
 
 def test_drafters_of_all_requests_share_one_axis() -> None:
@@ -68,7 +95,7 @@ def test_drafters_of_all_requests_share_one_axis() -> None:
     trace = trace_of(first, second)
     assert trace.drafter_ids == ("a", "b", "c")
     is_first = trace.windows.request == 0
-    scored = ~np.isnan(trace.windows.exact_length)
+    scored = trace.windows.num_scored > 0
     assert scored[is_first].all(axis=0).tolist() == [True, True, False]
     assert scored[~is_first].all(axis=0).tolist() == [True, False, True]
     second_rounds = trace.rounds.drafter[trace.rounds.request == 1]
@@ -105,9 +132,10 @@ def test_mixed_depths_keep_their_own() -> None:
     shallow = make_request(num_speculative_tokens=2)
     deep = make_request(num_speculative_tokens=6, sequence=1, request_id="request-1")
     trace = trace_of(shallow, deep)
-    assert set(trace.windows.num_speculative_tokens[trace.windows.request == 0]) == {2}
-    assert set(trace.windows.num_speculative_tokens[trace.windows.request == 1]) == {6}
-    assert np.nanmax(trace.windows.exact_length[trace.windows.request == 0]) <= 3.0
+    rounds = trace.rounds
+    assert set(rounds.depth[rounds.request == 0]) == {2, NO_WINDOW}
+    assert set(rounds.depth[rounds.request == 1]) == {6, NO_WINDOW}
+    assert np.nanmax(rounds.lengths[rounds.request == 0]) <= 3.0
 
 
 def test_a_request_without_windows_keeps_its_rounds() -> None:
@@ -122,5 +150,5 @@ def test_a_request_without_windows_keeps_its_rounds() -> None:
     )
     trace = build_trace([join_segments([replace(event, windows=empty)])])
     assert trace.windows.exact_length.shape == (0, 3)
-    assert (trace.rounds.window == NO_WINDOW).all()
+    assert (trace.rounds.depth == NO_WINDOW).all()
     assert trace.num_tokens == 60

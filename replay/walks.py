@@ -1,0 +1,260 @@
+"""Other policies over the same text: every request decoded again on paper, with the same coins.
+
+``learner.walk`` says how and why. A policy of scope ``stream`` goes on where the stream's request
+before ended, in order of completion; one of scope ``request`` starts every request anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.selection import PolicySpec, parse_policy
+from learner.selection.compiled import compiled
+from learner.selection.fixed import Fixed
+from learner.walk import Coins, PreparedTrace, Walker, WindowTrace, prepare
+from replay.block_sums import BlockSums
+from replay.errors import ReplayError
+from replay.requests import RequestTrace
+from schemas.events import NO_DRAFTER
+
+TOKENS, ROUNDS, IDLE, SKIPPED, SWITCHES, ESTIMATED, WINDOWS, NUM_COUNTS = range(8)
+"""Columns of ``PolicySums.counts``: tokens emitted in rounds, rounds, of these without drafter,
+tokens passed over, changes of drafter, tokens whose rounds are estimates, and windows."""
+
+
+def window_trace(request: RequestTrace) -> WindowTrace:
+    """Return a request as its windows, positions counted from its first.
+
+    At a position without window a logged round without drafter is taken as it is, and so is the
+    last token of a request; where a window is there but every drafter sleeps, the target writes
+    alone. Anything else is passed over.
+    """
+    windows = request.windows
+    num_positions = request.end_position - request.first_position
+    starts = windows.start.astype(np.int64) - request.first_position
+    rows = slice(int(np.searchsorted(starts, 0)), int(np.searchsorted(starts, num_positions)))
+    is_idle = np.zeros(num_positions, dtype=np.bool_)
+    is_idle[starts[rows]] = True
+    without = request.rounds.drafter_index == NO_DRAFTER
+    idle = request.rounds.first_position[without] - request.first_position
+    # Rounds that the end of the request cut to nothing lie behind its last position.
+    is_idle[idle[idle < num_positions]] = True
+    if request.is_complete:
+        is_idle[-1:] = True
+    num_levels = windows.num_levels[rows]
+    return WindowTrace(
+        num_positions=num_positions,
+        starts=starts[rows],
+        num_levels=num_levels,
+        is_whole=num_levels >= request.window_num_speculative_tokens[rows],
+        acceptance_probability=windows.acceptance_probability[rows],
+        realised_acceptance=windows.realised_acceptance[rows],
+        is_idle=is_idle,
+        is_censored=request.is_censored,
+    )
+
+
+@compiled
+def count_rounds(
+    position: NDArray[np.int64],
+    drafter: NDArray[np.int64],
+    number: NDArray[np.int64],
+    num_positions: int,
+    depth: int,
+    previous: int,
+    by_draft: NDArray[np.float64],
+    by_drafter: NDArray[np.float64],
+) -> tuple[int, int, int]:
+    """Count a walk's drafts, in place; return rounds without drafter, switches, last drafter.
+
+    ``number`` is each drafter's number in the log, (N,).
+    """
+    num_idle = 0
+    num_switches = 0
+    for index in range(position.size):
+        if drafter[index] < 0:
+            by_draft[0] += 1.0
+            num_idle += 1
+            continue
+        played = number[drafter[index]]
+        drafted = min(depth, num_positions - position[index] - 1)
+        by_draft[drafted] += 1.0
+        by_drafter[played] += drafted
+        if previous >= 0 and played != previous:
+            num_switches += 1
+        previous = played
+    return num_idle, num_switches, previous
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WalkOptions:
+    """What is walked with.
+
+    Attributes:
+        policies: Specifications, as ``learner.selection.parse_policy`` reads them.
+        num_speculative_tokens: Levels, at most; None = the logged ones.
+        drafter_ids: Only these drafters; None = all that the log has.
+        block: Complete windows learned at a time; None = as the workers did.
+    """
+
+    policies: tuple[str, ...] = ()
+    num_speculative_tokens: int | None = None
+    drafter_ids: tuple[str, ...] | None = None
+    block: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PolicySums:
+    """What one policy did, per block of requests.
+
+    Attributes:
+        counts: Columns ``TOKENS``, ``ROUNDS``, ....
+        by_draft: Verifications by number of drafted tokens, 0..K.
+        by_drafter: Drafted tokens by the drafter's number in the log.
+    """
+
+    counts: BlockSums = field(default_factory=lambda: BlockSums(NUM_COUNTS))
+    by_draft: BlockSums = field(default_factory=lambda: BlockSums(1))
+    by_drafter: BlockSums = field(default_factory=lambda: BlockSums(0))
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """Where the policies stand in one stream."""
+
+    drafter_ids: tuple[str, ...] = ()
+    walkers: dict[int, Walker] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+
+
+class PolicyWalks:
+    """Walks every request with every policy, and adds up.
+
+    Requests that have none of the drafters are left out.
+
+    Attributes:
+        specs: The policies.
+        sums: What each did.
+        logged: What the log did in the same requests: columns tokens, rounds, seconds.
+        num_requests: Requests walked.
+
+    Args:
+        options: What to walk with.
+        generator: The dice of the coins.
+        drafter_to_number: Numbers of the log's drafters; new ones are appended to it.
+
+    Raises:
+        ReplayError: If a policy is unknown.
+    """
+
+    def __init__(
+        self,
+        options: WalkOptions,
+        generator: np.random.Generator,
+        drafter_to_number: dict[str, int] | None = None,
+    ) -> None:
+        self._options = options
+        self._generator = generator
+        self._streams: dict[str, _Stream] = {}
+        self.specs = [_parsed(text) for text in options.policies]
+        self.sums = [PolicySums() for _ in self.specs]
+        self.logged = BlockSums(3)
+        self._drafter_to_number = {} if drafter_to_number is None else drafter_to_number
+        self.num_requests = 0
+
+    def add(self, request: RequestTrace) -> None:
+        """Walk one request with all policies, all with the same coins."""
+        allowed = self._options.drafter_ids
+        ids = tuple(i for i in request.drafter_ids if allowed is None or i in allowed)
+        if not ids or not self.specs:
+            return
+        self.num_requests += 1
+        for drafter_id in ids:
+            self._drafter_to_number.setdefault(drafter_id, len(self._drafter_to_number))
+        stream = self._streams.setdefault(request.stream, _Stream())
+        if any(drafter_id not in stream.drafter_ids for drafter_id in ids):
+            stream.drafter_ids = tuple(dict.fromkeys((*stream.drafter_ids, *ids)))
+        prepared = self._prepared(request)
+        over_pool = _over(prepared, request, stream.drafter_ids)
+        for index, spec in enumerate(self.specs):
+            if spec.name == Fixed.name:
+                fixed = (spec.drafter,)
+                self._walk(request, stream, index, fixed, _over(prepared, request, fixed))
+            else:
+                self._walk(request, stream, index, stream.drafter_ids, over_pool)
+        rounds = request.rounds
+        seconds = sum(
+            float(values.sum(dtype=np.float64))
+            for values in (rounds.draft_seconds, rounds.verify_seconds, rounds.score_seconds)
+        )
+        self.logged.add(np.array([request.num_tokens, rounds.first_position.size, seconds]))
+
+    def _prepared(self, request: RequestTrace) -> PreparedTrace:
+        trace = window_trace(request)
+        depth = request.num_speculative_tokens
+        wanted = self._options.num_speculative_tokens
+        coins = Coins.toss(self._generator, trace.num_positions, depth)
+        return prepare(
+            trace, coins, num_speculative_tokens=depth if wanted is None else min(wanted, depth)
+        )
+
+    def _walk(
+        self,
+        request: RequestTrace,
+        stream: _Stream,
+        index: int,
+        drafter_ids: tuple[str, ...],
+        prepared: PreparedTrace,
+    ) -> None:
+        walker = stream.walkers.get(index)
+        if walker is None:
+            walker = Walker(self.specs[index], len(drafter_ids), drafter_ids=drafter_ids)
+            stream.walkers[index] = walker
+        walker.change_pool(drafter_ids)
+        block = self._options.block or request.score_block
+        walked = walker.walk(prepared, block=block)
+        numbers = [self._drafter_to_number.get(one, 0) for one in drafter_ids]
+        by_draft = np.zeros(prepared.num_speculative_tokens + 1)
+        by_drafter = np.zeros(len(self._drafter_to_number))
+        num_positions = len(prepared.is_idle)
+        num_idle, num_switches, last = count_rounds(
+            walked.position,
+            walked.drafter,
+            np.array(numbers, dtype=np.int64),
+            num_positions,
+            prepared.num_speculative_tokens,
+            stream.last.get(index, -1),
+            by_draft,
+            by_drafter,
+        )
+        stream.last[index] = last
+        skipped = num_positions - walked.num_tokens
+        sums = self.sums[index]
+        sums.by_draft.add(by_draft)
+        sums.by_drafter.add(by_drafter)
+        counts = np.zeros(NUM_COUNTS)
+        counts[TOKENS], counts[ROUNDS] = walked.num_tokens, len(walked.position)
+        counts[IDLE], counts[SKIPPED], counts[SWITCHES] = num_idle, skipped, num_switches
+        counts[ESTIMATED] = skipped if request.is_deterministic else num_positions
+        counts[WINDOWS] = len(prepared.loss_to_losses["length"])
+        sums.counts.add(counts)
+
+
+def _parsed(text: str) -> PolicySpec:
+    try:
+        return parse_policy(text)
+    except ValueError as error:
+        raise ReplayError(f"cannot re-run {text}: {error}") from error
+
+
+def _over(
+    prepared: PreparedTrace, request: RequestTrace, drafter_ids: tuple[str, ...]
+) -> PreparedTrace:
+    """Return the request over another pool; those that it does not know sleep."""
+    if drafter_ids == request.drafter_ids:
+        return prepared
+    known = {drafter_id: place for place, drafter_id in enumerate(request.drafter_ids)}
+    return prepared.of_drafters([known.get(drafter_id, -1) for drafter_id in drafter_ids])
