@@ -20,15 +20,14 @@ import torch
 from learner.examples import ExampleMemory, Segment, TrainingBatch
 from learner.feedback import Contained, Standing
 from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoard
-from learner.updates.online_gradient import (
-    OnlineGradient,
-    OnlineGradientSettings,
-    UpdateRefusedError,
-    Weights,
-)
+from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
+from learner.updates.registry import DEFAULT_RULE, parse_rule
+from learner.updates.rule import UpdateRefusedError, Weights
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 
 logger = logging.getLogger(__name__)
+
+_MAX_REMEMBERED_VERSIONS = 256
 
 
 class FencedError(Exception):
@@ -67,7 +66,8 @@ class TrainingSettings:
         release_every_events: Events between two released versions, >= 1.
         keep_versions: Versions kept in the store, >= 1.
         seed: Seeds the choice of examples.
-        gradient: Step size and guards.
+        rule: Update rule, as ``learner.updates.registry.parse_rule`` reads it.
+        gradient: Step size and guards of the rule's steps.
     """
 
     num_levels: int = 4
@@ -77,6 +77,7 @@ class TrainingSettings:
     release_every_events: int = 1
     keep_versions: int = 4
     seed: int = 0
+    rule: str = DEFAULT_RULE
     gradient: OnlineGradientSettings = field(default_factory=OnlineGradientSettings)
 
 
@@ -118,13 +119,21 @@ class DrafterTrainer:
         self._resume_from: dict[int, int] = {}
         self._num_unreleased = 0
         self.num_refused_steps = 0
-        self._update = OnlineGradient(drafter.initial_weights(), settings.gradient)
+        self._rule = parse_rule(settings.rule)
+        self._update = self._rule.build(drafter.initial_weights(), settings.gradient)
+        self._num_updates = 0
+        self._version_to_num_updates: dict[int, int] = {}
         self._resume()
 
     @property
     def version(self) -> int:
         """Version released last; -1 before the first."""
         return self._version
+
+    @property
+    def num_updates(self) -> int:
+        """Steps taken since the weights were untrained."""
+        return self._num_updates
 
     def start_offsets(self) -> Mapping[int, int]:
         """Return per partition where reading must begin to rebuild the memory."""
@@ -150,7 +159,7 @@ class DrafterTrainer:
             return
         self._partition_to_contained[partition] = contained.with_event(received)
         if segment is not None:
-            self._train(segment)
+            self._train(segment, self._updates_when_served(received))
             self._num_unreleased += 1
         if self._num_unreleased >= self._settings.release_every_events:
             self.release(f"{self._settings.steps_per_event} steps after each event")
@@ -163,10 +172,11 @@ class DrafterTrainer:
         """
         previous = self._version
         version = max([previous, *self._store.versions(self.drafter.drafter_id)]) + 1
+        self._version_to_num_updates[version] = self._num_updates
         stored = self._store.write(
             self.drafter.drafter_id,
             version,
-            self.drafter.artifact(self._update.weights),
+            self.drafter.artifact(self._update.served_weights),
             self._config(),
             training_state=self._update.state(),
         )
@@ -205,7 +215,21 @@ class DrafterTrainer:
         releases = {release.drafter_id: release for release in self._board.read_all()}
         return releases.get(self.drafter.drafter_id)
 
-    def _train(self, segment: Segment) -> None:
+    def _updates_when_served(self, received: ReceivedEvent) -> int:
+        """Return the updates that were in the weights this event was drafted with.
+
+        Weights older than all that are remembered count as the oldest of them, and an event
+        without this drafter as drafted with the newest.
+        """
+        versions = {one.drafter_id: one.weights_version for one in received.event.drafters}
+        version = versions.get(self.drafter.drafter_id)
+        known = self._version_to_num_updates
+        if version is None or not known:
+            return self._num_updates
+        counts = [count for one, count in known.items() if one <= version]
+        return max(counts, default=min(known.values()))
+
+    def _train(self, segment: Segment, updates_when_served: int) -> None:
         settings = self._settings
         rng = np.random.default_rng([settings.seed, segment.partition, segment.offset])
         for _ in range(settings.steps_per_event):
@@ -213,7 +237,11 @@ class DrafterTrainer:
             if batch is None:
                 return
             try:
-                self._update.step(partial(self.drafter.loss, batch=batch))
+                self._update.step(
+                    partial(self.drafter.loss, batch=batch),
+                    delay_updates=self._num_updates - updates_when_served,
+                )
+                self._num_updates += 1
             except UpdateRefusedError as error:
                 self.num_refused_steps += 1
                 logger.warning("%s: %s", self.drafter.drafter_id, error)
@@ -250,7 +278,16 @@ class DrafterTrainer:
             "contained": contained,
             "memory_from_offset": {str(p): o for p, o in memory_from.items()},
             "memory_copies": copies,
+            "rule": {"name": self._update.name, "version": self._update.version},
+            "num_updates": self._num_updates,
+            "version_to_num_updates": self._remembered_versions(),
         }
+
+    def _remembered_versions(self) -> dict[str, int]:
+        """Return the updates in each of the newest versions; older ones are forgotten."""
+        newest = sorted(self._version_to_num_updates)[-_MAX_REMEMBERED_VERSIONS:]
+        self._version_to_num_updates = {v: self._version_to_num_updates[v] for v in newest}
+        return {str(v): count for v, count in self._version_to_num_updates.items()}
 
     def _resume(self) -> None:
         """Continue from the latest release, or make the untrained drafter the first one."""
@@ -265,8 +302,15 @@ class DrafterTrainer:
         state = self._store.read_training_state(
             latest.artifact_uri, manifest_sha256=latest.manifest_sha256
         )
-        self._update = OnlineGradient.from_state(state, self._settings.gradient)
+        # Releases from before there were several rules do not name theirs.
+        rule = config.get("rule", {"name": OnlineGradient.name, "version": OnlineGradient.version})
+        self._update = self._rule.resume(
+            state, self._settings.gradient, name=rule["name"], version=rule["version"]
+        )
         self._version = latest.version
+        self._num_updates = int(config.get("num_updates", 0))
+        counts = config.get("version_to_num_updates", {latest.version: self._num_updates})
+        self._version_to_num_updates = {int(v): int(count) for v, count in counts.items()}
         for partition, known in config["contained"].items():
             workers = {w: (int(e), int(q)) for w, (e, q) in known["workers"].items()}
             self._partition_to_contained[int(partition)] = Contained(

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from learner.examples import TrainingBatch
-from learner.updates.online_gradient import OnlineGradientSettings, Weights
+from learner.updates.online_gradient import OnlineGradientSettings
+from learner.updates.rule import Weights
 from schemas.codec import decode_drafter_released
 from schemas.events import VerificationEvent
 from tests.learner.trainers import (

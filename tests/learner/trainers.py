@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from learner.examples import TrainingBatch
 from learner.ports import ReceivedEvent
 from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
-from learner.updates.online_gradient import OnlineGradientSettings, Weights
+from learner.updates.online_gradient import OnlineGradientSettings
+from learner.updates.rule import Weights
 from pipeline.registry import DrafterRegistry
 from schemas.codec import decode_drafter_released, encode
 from schemas.events import DrafterReleased, FeatureReference, VerificationEvent
@@ -65,8 +66,11 @@ class Releases:
 
     def read_all(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter."""
-        releases = [decode_drafter_released(data) for data in self.history]
-        return list({release.drafter_id: release for release in releases}.values())
+        return list({release.drafter_id: release for release in self.all_releases()}.values())
+
+    def all_releases(self) -> list[DrafterReleased]:
+        """Return every release, in order."""
+        return [decode_drafter_released(data) for data in self.history]
 
     def publish(self, release: DrafterReleased) -> None:
         """Keep one."""
