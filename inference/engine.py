@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from inference.pool import DrafterPool
-from inference.ports import Draft
+from inference.ports import Draft, Selector
 from inference.recording import Round, SegmentRecorder
 from inference.sampling import PositionDice, SamplingParams, draw, processed_probs
 from inference.scoring import ScoredBatch, WindowScorer
@@ -22,7 +22,7 @@ from inference.stopping import Stopping
 from inference.target import Target
 from inference.trajectory import Trajectory
 from inference.verification import Verification, verify_sampling, verify_tokens
-from learner.request_selector import RequestSelector
+from learner.request_selector import Decision
 from schemas.events import NO_DRAFTER, FinishReason
 
 
@@ -37,12 +37,15 @@ class EngineOptions:
     Attributes:
         num_speculative_tokens: K, most tokens of a draft; 0 for plain decoding.
         score_block: Complete windows that are scored at once; 0 scores nothing.
+        first_level_block: Begun windows of which level 1 is scored at once, ahead of the rest,
+            for a policy that learns nothing else; 0 = with the window.
         draws_drafts: Whether drafters draw (speculative sampling) or propose their most probable
             token. Without draws, seeded outputs do not depend on the drafter.
     """
 
     num_speculative_tokens: int = 4
     score_block: int = 8
+    first_level_block: int = 0
     draws_drafts: bool = False
 
 
@@ -79,7 +82,7 @@ class RequestRun:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         options: EngineOptions,
-        selector: RequestSelector,
+        selector: Selector,
         *,
         stream: str,
         seed: np.random.SeedSequence,
@@ -107,7 +110,10 @@ class RequestRun:
             draws_drafts=options.draws_drafts and not params.is_greedy,
         )
         self.scorer = WindowScorer(
-            self.trajectory, options.num_speculative_tokens, block=options.score_block
+            self.trajectory,
+            options.num_speculative_tokens,
+            block=options.score_block,
+            first_level_block=options.first_level_block if selector.learns_first_level else 0,
         )
         self.selector = selector
         self._stopping = Stopping(params, target.eos_token_ids, room=room, decode=target.decode)
@@ -131,14 +137,16 @@ class RequestRun:
         if recorder is not None:
             recorder.note_awake(self.drafters.is_awake)
         if self.trajectory.num_output_tokens == 0 or not self.drafters.is_awake.any():
-            return self._round(NO_DRAFTER, 1.0, Draft(), 0.0, recorder)
-        index, probability = self.selector.choose(self.drafters.is_awake, self._selection_rng)
+            return self._round(None, Draft(), 0.0, recorder)
+        decision = self.selector.decide(self.drafters.is_awake, self._selection_rng)
+        if decision.drafter_index == NO_DRAFTER:
+            return self._round(decision, Draft(), 0.0, recorder)
         room = self._stopping.num_speculative_tokens(
-            self.trajectory.num_output_tokens, self._options.num_speculative_tokens
+            self.trajectory.num_output_tokens, decision.num_speculative_tokens
         )
         began = time.perf_counter()
-        draft = self.drafters.draft(index, room, self._draft_rng)
-        return self._round(index, probability, draft, time.perf_counter() - began, recorder)
+        draft = self.drafters.draft(decision.drafter_index, room, self._draft_rng)
+        return self._round(decision, draft, time.perf_counter() - began, recorder)
 
     def end(self, reason: FinishReason) -> None:
         """End the request where it is, for a reason that is not its own."""
@@ -147,8 +155,7 @@ class RequestRun:
 
     def _round(
         self,
-        index: int,
-        probability: float,
+        decision: Decision | None,
         draft: Draft,
         draft_seconds: float,
         recorder: SegmentRecorder | None,
@@ -161,24 +168,26 @@ class RequestRun:
             self.output_token_ids, verification.token_ids
         )
         self._emit(verification.token_ids[:num_emitted], target_pass)
+        num_accepted = min(verification.num_accepted_tokens, num_emitted)
         verified = time.perf_counter()
-        scored = self._score()
+        if decision is not None:
+            self.selector.end_round(decision, len(draft.token_ids), num_accepted, num_emitted)
+            if not decision.is_scored:
+                self.scorer.leave_out(range(first_position, first_position + num_emitted))
+        num_learned, scored = self._score()
         done = Round(
             first_position=first_position,
-            drafter_index=index,
+            drafter_index=NO_DRAFTER if decision is None else decision.drafter_index,
             num_draft_tokens=len(draft.token_ids),
-            num_accepted_tokens=min(verification.num_accepted_tokens, num_emitted),
+            num_accepted_tokens=num_accepted,
             num_emitted_tokens=num_emitted,
-            num_scored_windows=0 if scored is None else len(scored.starts),
-            selection_probability=probability,
+            num_scored_windows=num_learned,
+            selection_probability=1.0 if decision is None else decision.probability,
             draft_seconds=draft_seconds,
             verify_seconds=verified - began,
             score_seconds=time.perf_counter() - verified,
+            score_probability=1.0 if decision is None else decision.score_probability,
         )
-        if index != NO_DRAFTER:
-            self.selector.learn_round(
-                index, probability, done.num_draft_tokens, done.num_accepted_tokens
-            )
         if recorder is not None:
             recorder.add_round(done, target_pass.logits[:num_emitted], scored)
         if self.finish_reason is not FinishReason.UNFINISHED:
@@ -215,13 +224,23 @@ class RequestRun:
         # The last emitted token has not been fed: the next pass begins with it.
         self._session.keep(len(self.trajectory) - 1)
 
-    def _score(self) -> ScoredBatch | None:
+    def _score(self) -> tuple[int, ScoredBatch | None]:
+        """Score and learn; return (number of windows learned, complete windows)."""
         if self._options.score_block == 0:
-            return None
+            return 0, None
         is_final = self.finish_reason is not FinishReason.UNFINISHED
+        learned = None
+        if self.scorer.scores_first_levels:
+            learned = self.scorer.score_first_levels(self.drafters, is_final=is_final)
         scored = self.scorer.score(self.drafters, is_final=is_final)
-        if scored is not None:
-            self.selector.learn(
-                scored.acceptance_probability, scored.realised_acceptance, scored.num_levels
-            )
-        return scored
+        if not self.scorer.scores_first_levels:
+            learned = scored
+        if learned is None:
+            return 0, scored
+        self.selector.learn(
+            learned.acceptance_probability,
+            learned.realised_acceptance,
+            learned.num_levels,
+            learned.starts,
+        )
+        return len(learned.starts), scored

@@ -109,6 +109,11 @@ class PoolSession:
         """The versions that this request uses."""
         return tuple(drafter.version for drafter in self._drafters)
 
+    @property
+    def num_drafters(self) -> int:
+        """Number of drafters N, awake or not."""
+        return len(self._drafters)
+
     def renew(self) -> bool:
         """Take up versions that the pool has changed; return whether there were any."""
         changed = [

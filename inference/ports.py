@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from inference.trajectory import Trajectory
+from learner.request_selector import Decision
 from schemas.events import DrafterVersion
 
 NO_PROPOSAL = -1
@@ -53,6 +54,35 @@ class Predictions:
 
     proposals: NDArray[np.int64] | None = None
     probs: torch.Tensor | None = None
+
+
+class Selector(Protocol):
+    """Selection inside one request."""
+
+    @property
+    def learns_first_level(self) -> bool:
+        """Whether level 1 of a window is all that it learns."""
+
+    def decide(self, is_awake: NDArray[np.bool_], rng: np.random.Generator) -> Decision:
+        """Decide what the next round does; ``is_awake`` (N,) holds at least one True."""
+
+    def end_round(
+        self,
+        decision: Decision,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_emitted_tokens: int,
+    ) -> None:
+        """Note the outcome of a round, before the windows that it completes are learned."""
+
+    def learn(
+        self,
+        acceptance_probability: NDArray[np.float16],
+        realised_acceptance: NDArray[np.float16],
+        num_levels: NDArray[np.int16],
+        starts: NDArray[np.int32],
+    ) -> None:
+        """Learn scored windows in order, arrays (W, K, N), (W, K, N), (W,) and (W,)."""
 
 
 class DraftSession(Protocol):

@@ -8,6 +8,8 @@ by the kernels that re-run other policies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +18,26 @@ from learner.measures import acceptance_length_loss, acceptance_loss, expected_a
 from learner.selection import CompiledPolicy, PolicySpec, RoundFeedback, kernels, parse_policy
 from learner.selection.base import Loss
 from learner.walk import CHOICE_TO_MODE
+from schemas.events import NO_DRAFTER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What one round does.
+
+    Attributes:
+        drafter_index: Who drafts; ``NO_DRAFTER`` for nobody.
+        num_speculative_tokens: Most tokens to draft.
+        probability: Of the choice, in (0, 1].
+        is_scored: Whether the windows that start at its tokens are scored.
+        score_probability: Chance of that, in (0, 1], drawn before the round.
+    """
+
+    drafter_index: int
+    num_speculative_tokens: int
+    probability: float
+    is_scored: bool = True
+    score_probability: float = 1.0
 
 
 class RequestSelector:
@@ -56,6 +78,11 @@ class RequestSelector:
         policy = spec.build(num_drafters, prior=prior, drafter_ids=drafter_ids)
         return cls(spec, policy, num_speculative_tokens)
 
+    @property
+    def learns_first_level(self) -> bool:
+        """Whether level 1 of a window is all that it learns."""
+        return self._loss == "first"
+
     def probabilities(self, is_awake: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the chance of every drafter to be chosen now, shape (N,); those asleep have none.
 
@@ -76,15 +103,26 @@ class RequestSelector:
         self._last_index, self._last_probabilities = index, chances
         return index, float(chances[index])
 
+    def decide(self, is_awake: NDArray[np.bool_], rng: np.random.Generator) -> Decision:
+        """Choose the drafter of the next round; all windows are scored."""
+        index, probability = self.choose(is_awake, rng)
+        return Decision(
+            drafter_index=index,
+            num_speculative_tokens=self._num_speculative_tokens,
+            probability=probability,
+        )
+
     def learn(
         self,
         acceptance_probability: NDArray[np.float16],
         realised_acceptance: NDArray[np.float16],
         num_levels: NDArray[np.int16],
+        starts: NDArray[np.integer[Any]] | None = None,
     ) -> None:
         """Learn windows in order of start, arrays (W, K, N) and (W,).
 
-        A policy that learns level 1 alone reads nothing else of them.
+        A policy that learns level 1 alone reads nothing else of them; where they start is read
+        by policies over arms alone.
         """
         self.policy.learn_windows(
             policy_losses(
@@ -95,6 +133,22 @@ class RequestSelector:
                 num_speculative_tokens=self._num_speculative_tokens,
             )
         )
+
+    def end_round(
+        self,
+        decision: Decision,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_emitted_tokens: int,
+    ) -> None:
+        """Note the outcome of a round, before the windows that it completes are learned."""
+        if decision.drafter_index != NO_DRAFTER:
+            self.learn_round(
+                decision.drafter_index,
+                decision.probability,
+                num_draft_tokens,
+                num_accepted_tokens,
+            )
 
     def learn_round(
         self,
