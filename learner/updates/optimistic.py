@@ -94,6 +94,11 @@ class OptimisticGradient:
         """The gradient expected next."""
         return dict(self._hint)
 
+    @property
+    def applied_hint(self) -> dict[str, torch.Tensor]:
+        """The hint times what it stands for: as served, unless clipped or projected."""
+        return {name: self._hint_factor() * tensor for name, tensor in self._hint.items()}
+
     def step(self, loss: Loss, *, delay_updates: float = 0.0) -> StepReport:
         """Take one step with the gradient at the served weights; see ``UpdateRule.step``."""
         settings = self._settings
@@ -132,17 +137,19 @@ class OptimisticGradient:
         return update
 
     def _play(self) -> dict[str, torch.Tensor]:
-        settings = self._settings
-        missing = 1.0 + min(self._delay_updates, settings.max_delay_updates)
         ahead = self._anchor.displacement(self._hint)
+        scale = self._hint_factor()
+        length, longest = scale * euclidean_norm(ahead), self._settings.gradient.max_step_norm
         # A hint is a guess: it moves the served weights no further than a step may.
-        length = settings.hint_scale * missing * euclidean_norm(ahead)
-        scale = settings.hint_scale * missing
-        if length > settings.gradient.max_step_norm:
-            scale *= settings.gradient.max_step_norm / length
+        if length > longest:
+            scale *= longest / length
         return self._anchor.project(
             {name: tensor - scale * ahead[name] for name, tensor in self._anchor.weights.items()}
         )
+
+    def _hint_factor(self) -> float:
+        missing = 1.0 + min(self._delay_updates, self._settings.max_delay_updates)
+        return self._settings.hint_scale * missing
 
 
 def _anchor_settings(settings: OptimisticSettings) -> OnlineGradientSettings:
