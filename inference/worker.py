@@ -14,15 +14,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from inference.arm_streams import StreamArms
 from inference.engine import EngineOptions, RequestRun
 from inference.pool import DrafterPool
 from inference.ports import Drafter
-from inference.priors import StreamPolicies
 from inference.recording import RequestFacts, Round, SegmentRecorder
 from inference.sampling import SamplingParams
+from inference.selection import Begun, DrafterSelection, Selection
 from inference.target import Target
-from learner.carried import packed
-from learner.request_selector import RequestSelector
 from learner.selection import DEFAULT_POLICY, parse_policy
 from schemas.events import FeatureReference, FinishReason, PolicyPublished, VerificationEvent
 
@@ -104,6 +103,25 @@ class Completion:
     seconds: float
 
 
+def selection_of(options: WorkerOptions) -> Selection:
+    """Return the selection that a worker's policy asks for.
+
+    Raises:
+        ValueError: If the policy is unknown, or counts seconds where nothing is drafted or scored.
+    """
+    spec, engine = parse_policy(options.policy), options.engine
+    if spec.objective == "tokens":
+        key = f"{options.worker_id}/{options.worker_epoch}"
+        return DrafterSelection(spec, engine.num_speculative_tokens, key)
+    if min(engine.num_speculative_tokens, engine.score_block) < 1:
+        raise ValueError(
+            f"policy {options.policy!r}: num_speculative_tokens={engine.num_speculative_tokens}, "
+            f"score_block={engine.score_block}, expected at least 1 of both: arms are learned from "
+            "scored drafts"
+        )
+    return StreamArms(spec, engine.num_speculative_tokens)
+
+
 class Worker:
     """Serves one request at a time.
 
@@ -135,8 +153,7 @@ class Worker:
         self._sink = sink
         self._inbox = inbox
         self._recorder = recorder
-        self._spec = parse_policy(options.policy)
-        self._streams = StreamPolicies(self._spec, f"{options.worker_id}/{options.worker_epoch}")
+        self._selection = selection_of(options)
         self._sequence = 0
         self.emission_seconds = 0.0
         self._seeds = np.random.SeedSequence(options.seed)
@@ -160,7 +177,7 @@ class Worker:
         """
         began = time.perf_counter()
         self._look_into_inbox()
-        run, recorder = self._start(request)
+        run, recorder, begun = self._start(request)
         try:
             rounds = self._play(run, recorder, request.stream, is_aborted, on_round)
         except Exception:
@@ -169,7 +186,7 @@ class Worker:
         finally:
             self._report(run, recorder, request.stream)
             ids = [version.drafter_id for version in run.drafters.versions]
-            self._streams.finished(request.stream, run.selector.policy, ids)
+            begun.hand_back(ids)
             self.emission_seconds += recorder.seconds
         return Completion(
             request_id=request.request_id,
@@ -202,18 +219,17 @@ class Worker:
                 self._take_up_versions(run)
         return rounds
 
-    def _start(self, request: Request) -> tuple[RequestRun, SegmentRecorder]:
+    def _start(self, request: Request) -> tuple[RequestRun, SegmentRecorder, Begun]:
         options, engine = self._options, self._options.engine
         ids = [version.drafter_id for version in self.pool.versions]
-        start = self._streams.start(request.stream, ids)
-        table, numbers = packed(start.carried)
+        begun = self._selection.begin(request.stream, ids)
         run = RequestRun(
             self.target,
             self.pool,
             request.prompt_token_ids,
             request.params,
             engine,
-            RequestSelector(self._spec, start.policy, engine.num_speculative_tokens),
+            begun.selector,
             stream=request.stream,
             seed=self._seed(request.params),
         )
@@ -225,17 +241,17 @@ class Worker:
             target_id=self.target.target_id,
             target_fingerprint=self.target.fingerprint,
             tokenizer_hash=self.target.tokenizer_hash,
-            policy_name=str(self._spec),
-            policy_version=start.policy_version,
-            prior_probabilities=start.prior,
-            policy_table=table,
-            policy_numbers=numbers,
+            policy_name=str(parse_policy(options.policy)),
+            policy_version=begun.policy_version,
+            prior_probabilities=begun.prior,
+            policy_table=begun.table,
+            policy_numbers=begun.numbers,
             sampling=request.params.rule(draws_drafts=engine.draws_drafts),
             num_speculative_tokens=engine.num_speculative_tokens,
             has_content=request.has_consent,
             num_kept_tokens=min(options.num_kept_tokens, self.target.vocab_size),
         )
-        return run, SegmentRecorder(facts, run.trajectory)
+        return run, SegmentRecorder(facts, run.trajectory), begun
 
     def _seed(self, params: SamplingParams) -> np.random.SeedSequence:
         if params.seed is not None:
@@ -246,7 +262,7 @@ class Worker:
         event, hidden = recorder.cut(
             run.drafters.versions, run.finish_reason, sequence=self._sequence
         )
-        self._streams.emitted(stream, self._sequence)
+        self._selection.emitted(event)
         self._sequence += 1
         began = time.perf_counter()
         if hidden is not None and self._recorder is not None and event.content is not None:
@@ -263,6 +279,6 @@ class Worker:
 
     def _look_into_inbox(self) -> None:
         for policy in self._inbox.take_policies():
-            self._streams.update(policy)
+            self._selection.update(policy)
         for drafter in self._inbox.take_drafters():
             self.pool.replace(drafter)

@@ -6,15 +6,15 @@ both change the same arrays by the same kernels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from learner import arm_kernels
-from learner.arms import ArmCosts, LossRange
-from learner.price import first_price, fresh_begins, rate
+from learner.arms import NO_SPECULATION, ArmCosts, LossRange
+from learner.price import SECONDS, first_price, fresh_begins, rate
 from learner.scoring_schedule import (
     PROBABILITY,
     ScheduleSettings,
@@ -67,17 +67,21 @@ class ArmLearner:
         self.schedule = fresh_schedule(settings)
         self.tallies = fresh_tallies(len(self.arms))
         self.mode = CHOICE_TO_MODE[spec.choice]
-        self.use_costs(costs)
+        self._charge(costs)
         self.start_request()
 
     def use_costs(self, costs: ArmCosts) -> None:
-        """Charge other seconds from here on; what was learned and paid stays.
+        """Charge other seconds from here on, and value by them what was paid before.
 
         Raises:
             ValueError: If the costs are about other arms.
         """
         if costs.arms != self.arms:
             raise ValueError(f"costs of {costs.arms}, expected those of {self.arms}")
+        self.price[SECONDS] *= costs.verify_seconds[0] / self.costs.verify_seconds[0]
+        self._charge(costs)
+
+    def _charge(self, costs: ArmCosts) -> None:
         self.costs = costs
         self.seconds = costs.seconds()
         self.scale = LossRange.of(costs).scale
@@ -160,7 +164,7 @@ class ArmLearner:
             self.cursor,
         )
 
-    def state(self) -> Mapping[str, NDArray[np.float64]]:
+    def state(self) -> dict[str, NDArray[np.float64]]:
         """Return what the stream's next request goes on from, copied."""
         carried = {name: getattr(self, name).copy() for name in CARRIED}
         return {**self.policy.state().arrays, **carried}
@@ -171,20 +175,42 @@ class ArmLearner:
         Raises:
             ValueError: If an array is missing or of another shape.
         """
-        for name in ("table", "numbers", *CARRIED):
-            now = getattr(self.policy if name in ("table", "numbers") else self, name)
+        for name, now in self.state().items():
             found = state.get(name)
             if found is None or found.shape != now.shape:
                 shape = None if found is None else found.shape
                 raise ValueError(f"state of arms: {name} has shape {shape}, expected {now.shape}")
-        arrays = {name: state[name] for name in ("table", "numbers")}
         kind = type(self.policy)
+        arrays = {name: state[name] for name in ("table", "numbers")}
         self.policy = kind.from_state(
             PolicyState(name=kind.name, version=kind.version, arrays=arrays)
         )
         for name in CARRIED:
             setattr(self, name, np.array(state[name], dtype=np.float64))
         self.start_request()
+
+    def over_pool(self, places: Sequence[int], costs: ArmCosts, *, share: float) -> ArmLearner:
+        """Return a learner over another pool that goes on from this one's state.
+
+        Args:
+            places: For each drafter of the new pool, where it stands in this one; -1 = new.
+            costs: Of the new pool, with the same largest K.
+            share: Probability that each new drafter gets, in (0, 1), split over its K.
+        """
+        other = ArmLearner(self.spec, costs)
+        arm_places = np.full(len(other.arms), -1)
+        arm_places[NO_SPECULATION] = NO_SPECULATION
+        most = self.arms.max_speculative_tokens
+        for new, old in enumerate(places):
+            if old >= 0:
+                levels = np.arange(most)
+                arm_places[1 + new * most + levels] = 1 + old * most + levels
+        other.policy = self.policy.with_drafters(arm_places.tolist(), share=share / most)
+        other.price, other.schedule = self.price.copy(), self.schedule.copy()
+        other.price[SECONDS] *= costs.verify_seconds[0] / self.costs.verify_seconds[0]
+        kept = arm_places >= 0
+        other.tallies[:, kept] = self.tallies[:, arm_places[kept]]
+        return other
 
 
 def by_drafter(levels: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

@@ -152,6 +152,18 @@ class ArmCosts:
             score_seconds=np.where(np.isnan(score), usual, score),
         )
 
+    @classmethod
+    def unmeasured(cls, num_drafters: int, max_speculative_tokens: int) -> ArmCosts:
+        """Return costs to begin with: rows are free, a draft token is a twentieth of a pass.
+
+        The target's pass counts as a second; ``ArmLearner.use_costs`` revalues what was paid.
+        """
+        return cls(
+            draft_seconds=np.full(num_drafters, 0.05),
+            verify_seconds=np.ones(max_speculative_tokens + 1),
+            score_seconds=np.full(num_drafters, 0.005),
+        )
+
     @property
     def arms(self) -> Arms:
         """The arms that these costs are about."""

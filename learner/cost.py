@@ -103,7 +103,8 @@ def _measured(
     """Return the sums of one event, per-drafter ones in the learner's order.
 
     Workers time the scoring of all drafters together, so every window that was scored for some
-    drafter carries the same share.
+    drafter carries the same share. The first pass of a request reads its prompt: it would make
+    decoding without a draft look as expensive as the prompt is long, and is left out.
     """
     rounds, windows, size = event.rounds, event.windows, len(event.drafters)
     drafted = rounds.num_draft_tokens.astype(np.int64)
@@ -118,13 +119,15 @@ def _measured(
         "num_scored_windows": num_scored.astype(np.float64),
     }
     levels = event.num_speculative_tokens + 1
+    is_decoding = rounds.first_position > event.num_prompt_tokens
+    decoded = drafted[is_decoding]
     return {
         **{
             name: aligned(values, positions, num_drafters, absent=0.0)
             for name, values in per_drafter.items()
         },
-        "verify_seconds": _sums(drafted, rounds.verify_seconds, levels),
-        "num_verifications": _sums(drafted, np.ones(len(drafted)), levels),
+        "verify_seconds": _sums(decoded, rounds.verify_seconds[is_decoding], levels),
+        "num_verifications": _sums(decoded, np.ones(len(decoded)), levels),
     }
 
 

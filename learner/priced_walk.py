@@ -101,8 +101,7 @@ class PricedWalker:
     """Walks requests of one stream, one after the other, over arms.
 
     Args:
-        spec: The policy. With scope ``request`` it starts every request from the prior; price
-            and schedule go on along the stream all the same.
+        spec: The policy; it goes on where the request before ended.
         costs: Seconds of the arms.
         prior: Over the drafters, (N,); None = uniform.
         settings: How sparingly to score.
@@ -119,7 +118,6 @@ class PricedWalker:
         block: int = 1,
     ) -> None:
         self.learner = ArmLearner(spec, costs, prior=prior, settings=settings)
-        self._prior = prior
         self._block = block
 
     def walk(self, trace: PricedTrace) -> WalkedArms:
@@ -127,10 +125,6 @@ class PricedWalker:
         learner = self.learner
         learner.start_request()
         policy = learner.policy
-        if learner.spec.scope == "request":
-            arms = learner.arms
-            policy = learner.spec.build(len(arms), prior=arms.prior(self._prior))
-            learner.policy = policy
         num_positions = len(trace.accepted)
         rounds = np.empty((num_positions, arm_kernels.NUM_ROUND_FIELDS), dtype=np.int64)
         probabilities = np.ones((num_positions, 2))

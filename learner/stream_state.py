@@ -125,7 +125,7 @@ class StreamState:
         self, event: VerificationEvent, positions: NDArray[np.int64], spec: PolicySpec
     ) -> CompiledPolicy | None:
         """Return the carried policy after one event; it starts with the first that has drafters."""
-        if spec.scope != "stream" or not self.drafters:
+        if not _is_carried(spec) or not self.drafters:
             return None
         policy = copied(self.policy) if self.policy else spec.build(len(self.drafters))
         losses = event_policy_losses(event, spec.loss)
@@ -235,7 +235,7 @@ def carried_policy(published: PolicyPublished, spec: PolicySpec) -> CompiledPoli
     """
     arrays = published.accumulators
     table = arrays.get("policy_table", np.empty(0))
-    if spec.scope != "stream" or published.policy_name != str(spec) or not table.size:
+    if not _is_carried(spec) or published.policy_name != str(spec) or not table.size:
         return None
     policy = unpacked(spec, table.ravel(), arrays["policy_numbers"], len(published.drafters))
     if not np.array_equal(arrays["policy_layout"], [policy.version]):
@@ -244,6 +244,11 @@ def carried_policy(published: PolicyPublished, spec: PolicySpec) -> CompiledPoli
             f"{policy.version}"
         )
     return policy
+
+
+def _is_carried(spec: PolicySpec) -> bool:
+    """Tell whether learners run the policy too; arms cost what they cost at one worker."""
+    return spec.scope == "stream" and spec.objective == "tokens"
 
 
 def _learn_rounds(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from replay.arm_rerun import chooses_arms, logged_arms, verify_logged_arms
 from replay.cost import CostMeter, MeasuredCost
 from replay.hindsight import Hindsight, hindsight
 from replay.notes import estimates, missing_comparisons, missing_parts, mixtures
@@ -219,13 +220,16 @@ class _SelfCheck:
         if self._worker_selector is None or not can_check:
             return ()
         try:
-            selector = self._worker_selector(request)
+            if chooses_arms(request):
+                found = verify_logged_arms(request, logged_arms(request))
+            else:
+                found = verify_logged_selection(request, self._worker_selector(request))
         except ValueError as error:
             self._reasons.setdefault(f"selection was not re-run: {error}")
             return ()
         self._room -= num_windows
         self._num_selections_checked += num_selections
-        return verify_logged_selection(request, selector)
+        return found
 
     def result(self) -> RerunCheck:
         return RerunCheck(

@@ -245,9 +245,14 @@ class PolicyWalks:
 
 def _parsed(text: str) -> PolicySpec:
     try:
-        return parse_policy(text)
+        spec = parse_policy(text)
     except ValueError as error:
         raise ReplayError(f"cannot re-run {text}: {error}") from error
+    if spec.objective != "tokens":
+        raise ReplayError(
+            f"cannot re-run {text}: a log is walked for tokens, expected objective=tokens"
+        )
+    return spec
 
 
 def _over(

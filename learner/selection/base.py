@@ -25,6 +25,7 @@ PROBABILITIES, PRIOR = 0, 1
 Scope = Literal["request", "stream"]
 Choice = Literal["sample", "argmax", "sticky"]
 Loss = Literal["length", "first", "hybrid"]
+Objective = Literal["tokens", "seconds"]
 
 
 class Row(Enum):
@@ -52,7 +53,7 @@ class CompiledPolicy:
         rows: Meaning of every row of the table.
         parameters: Name and default of each parameter, stored first in ``numbers``.
         num_counters: Further numbers, 0 at the start.
-        scope, choice, loss: What it uses unless a specification says otherwise.
+        scope, choice, loss, objective: What it uses unless a specification says otherwise.
     """
 
     name: ClassVar[str]
@@ -65,6 +66,7 @@ class CompiledPolicy:
     scope: ClassVar[Scope] = "request"
     choice: ClassVar[Choice] = "sample"
     loss: ClassVar[Loss] = "length"
+    objective: ClassVar[Objective] = "tokens"
 
     def __init__(
         self, num_drafters: int, *, prior: ArrayLike | None = None, **parameters: float

@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 from numpy.typing import ArrayLike
 
+from learner.selection import kernels
 from learner.selection.ada_normal_hedge import AdaNormalHedge
 from learner.selection.ada_normal_hedge_grid import AdaNormalHedgeGrid
-from learner.selection.base import Choice, CompiledPolicy, Loss, Scope
+from learner.selection.base import Choice, CompiledPolicy, Loss, Objective, Scope
 from learner.selection.exp3spec import Exp3Spec
 from learner.selection.fixed import Fixed
 from learner.selection.fixed_share import FixedShare
@@ -49,6 +50,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "scope": get_args(Scope),
     "choice": get_args(Choice),
     "loss": get_args(Loss),
+    "objective": get_args(Objective),
 }
 
 
@@ -69,6 +71,9 @@ class PolicySpec:
         choice: Draw from the probabilities, take the largest, or draw with as few switches as
             the same marginals allow.
         loss: What it learns of a window: its length, level 1 alone, or half of each.
+        objective: Tokens per verification, chosen among the drafters; or tokens per second, chosen
+            among arms of (drafter, K) with what they cost (``learner.arm_learner``). The latter
+            has its own loss and goes along a stream.
     """
 
     name: str
@@ -77,6 +82,7 @@ class PolicySpec:
     scope: Scope
     choice: Choice
     loss: Loss
+    objective: Objective = "tokens"
 
     def __str__(self) -> str:
         """Return the text that ``parse_policy`` reads back, without what is default."""
@@ -133,7 +139,7 @@ class PolicySpec:
 def parse_policy(text: str) -> PolicySpec:
     """Read ``name``, ``name:key=value,...`` or ``fixed:<drafter>``.
 
-    Keys are the policy's parameters and ``scope``, ``choice`` and ``loss``.
+    Keys are the policy's parameters and ``scope``, ``choice``, ``loss`` and ``objective``.
 
     Raises:
         ValueError: If the policy, a key or a value is unknown, with what is known.
@@ -153,8 +159,22 @@ def parse_policy(text: str) -> PolicySpec:
             options[key] = _option(text, key, value)
         else:
             parameters[key] = _parameter(text, policy, key, value)
+    _refuse_seconds(text, policy, options)
     kept = tuple((k, v) for k, v in parameters.items() if v != policy.parameters[k])
     return PolicySpec(name=name, parameters=kept, **options)
+
+
+def _refuse_seconds(text: str, policy: type[CompiledPolicy], options: Mapping[str, str]) -> None:
+    """Refuse an objective of seconds for a policy that cannot learn arms from windows."""
+    if options["objective"] != "seconds":
+        return
+    if policy.kernel is kernels.learn_nothing:
+        raise ValueError(f"policy {text!r}: objective=seconds, but it learns rounds alone")
+    if options["scope"] != "stream":
+        raise ValueError(
+            f"policy {text!r}: objective=seconds with scope={options['scope']}, expected "
+            "scope=stream: the price of time is learned along a stream"
+        )
 
 
 def _option(text: str, key: str, value: str) -> str:

@@ -94,3 +94,15 @@ def test_forgotten_sums_are_unknown_rather_than_a_ratio_of_rounding() -> None:
     for _ in range(1200):
         sums = sums.learned(idle, BOTH, decay=0.5)
     assert np.isnan(sums.model().draft_seconds).all()
+
+
+def test_reading_the_prompt_is_not_the_cost_of_a_round_without_draft() -> None:
+    event = event_of(
+        drafter=[NO_DRAFTER] * 4, drafted=[0] * 4, draft_seconds=[0.0] * 4, num_windows=0
+    )
+    seconds = np.array([90.0, 1.0, 1.0, 1.0], np.float32)
+    first = int(event.rounds.first_position[0])
+    event = replace(
+        event, rounds=replace(event.rounds, verify_seconds=seconds), num_prompt_tokens=first
+    )
+    assert learned(event, [0, 1], 2).model().verify_seconds[0] == pytest.approx(1.0)

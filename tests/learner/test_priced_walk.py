@@ -205,3 +205,36 @@ def test_invalid_states_and_costs_are_refused() -> None:
     windows = np.zeros((1, 2, 3))
     with pytest.raises(ValueError, match="expected \\(1, 2, 2\\)"):
         learner.learn(windows, windows, np.array([2]), np.array([0]))
+
+
+def test_costs_in_another_unit_change_no_choice() -> None:
+    costs = flat_costs([0.0, 0.05], 3, slope=0.05, scoring=0.05)
+    millis = ArmCosts(
+        draft_seconds=costs.draft_seconds * 1e-3,
+        verify_seconds=costs.verify_seconds * 1e-3,
+        score_seconds=costs.score_seconds * 1e-3,
+    )
+    traces = [
+        priced(token_trace(random_hits([0.8, 0.4], 200, seed), 3), np.random.default_rng(seed))
+        for seed in range(2)
+    ]
+    one, other = (PricedWalker(DEFAULT, costs, block=4) for _ in range(2))
+    one.walk(traces[0])
+    other.walk(traces[0])
+    other.learner.use_costs(millis)
+    np.testing.assert_array_equal(one.walk(traces[1]).arm, other.walk(traces[1]).arm)
+    assert rate(other.learner.price) == pytest.approx(1e3 * rate(one.learner.price))
+
+
+def test_in_another_pool_who_stays_keeps_what_was_learned() -> None:
+    costs = flat_costs([0.0, 0.05], 3)
+    walker = PricedWalker(DEFAULT, costs)
+    walker.walk(priced(token_trace(random_hits([0.9, 0.2], 400, 0), 3), np.random.default_rng(0)))
+    before = walker.learner.probabilities(np.ones(2, dtype=np.bool_))
+    other = walker.learner.over_pool([-1, 1, 0], flat_costs([0.1, 0.05, 0.0], 3), share=0.06)
+    after = other.probabilities(np.ones(3, dtype=np.bool_))
+    assert after[1:4].sum() == pytest.approx(0.06)
+    np.testing.assert_allclose(after[7:10], 0.94 * before[1:4])
+    np.testing.assert_allclose(after[4:7], 0.94 * before[4:7])
+    np.testing.assert_array_equal(other.tallies[:, 7:10], walker.learner.tallies[:, 1:4])
+    assert (other.tallies[:, 1:4] == 0.0).all()

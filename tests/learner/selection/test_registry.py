@@ -84,3 +84,23 @@ def test_invalid_fixed_drafter_lists_the_known_ones() -> None:
 def test_invalid_state_lists_the_known_policies() -> None:
     with pytest.raises(ValueError, match=r"'oracle'.*fixed, .*hedge, .*normal_hedge"):
         policy_from_state(PolicyState(name="oracle", version=1, arrays={}))
+
+
+def test_an_objective_of_seconds_is_read_and_written() -> None:
+    text = "ada_normal_hedge_grid:objective=seconds"
+    assert parse_policy(text).objective == "seconds"
+    assert str(parse_policy(text)) == text
+    assert parse_policy("ada_normal_hedge_grid").objective == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("exp3spec:scope=stream,objective=seconds", "learns rounds alone"),
+        ("hedge:objective=seconds", "expected scope=stream"),
+        ("hedge:objective=money", "objective='money'"),
+    ],
+)
+def test_invalid_objectives_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_policy(text)
