@@ -71,6 +71,8 @@ class GroupEventSource:
         """Read ``partition`` from ``offset`` on, or from the first offset that is still there."""
         begin = self._log.begin_offset(VERIFICATION_EVENTS, partition)
         self._reader.seek(partition, max(offset, begin))
+        # With a position to commit, the group can be asked whether it still counts on us.
+        self._member.commit(partition, max(offset, begin))
 
     def committed(self, partition: int) -> int | None:
         """Return the position last committed for ``partition``, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kafka.errors import (
     AuthorizationError,
+    InvalidSessionTimeoutError,
     InvalidTopicError,
     KafkaConnectionError,
     KafkaError,
@@ -30,6 +31,8 @@ def _cure(error: KafkaError) -> str:
         return "start the broker or correct its address"
     if isinstance(error, SaslAuthenticationFailedError):
         return "correct kafka.sasl_username, kafka.sasl_password or kafka.sasl_mechanism"
+    if isinstance(error, InvalidSessionTimeoutError):
+        return "set kafka.session_timeout_seconds to what the broker allows (6 to 1800 by default)"
     if isinstance(error, AuthorizationError):
         return "give this user the right to do it"
     if isinstance(error, MessageSizeTooLargeError):

@@ -17,12 +17,28 @@ from enum import StrEnum
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import (
+    AuthorizationError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    KafkaError,
+    SaslAuthenticationFailedError,
+)
 from kafka.structs import OffsetAndMetadata
+
+from pipeline.eventlog.kafka_errors import translated
 
 POLL_MILLISECONDS = 50
 RETRY_SECONDS = 0.5
 CONFIRMATIONS_PER_SESSION = 4
+
+FATAL = (
+    SaslAuthenticationFailedError,
+    AuthorizationError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+)
+"""Refusals that no repetition cures."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +100,7 @@ class KafkaMembership:
         self._wants_confirmation = threading.Event()
         self._has_answered = threading.Event()
         self._stop = threading.Event()
+        self._fatal_error: KafkaError | None = None
         self._thread = threading.Thread(target=self._run, name=f"member {topic}", daemon=True)
         self.num_rebalances = 0
         self.num_failures = 0
@@ -99,7 +116,14 @@ class KafkaMembership:
             return frozenset(self._owned)
 
     def take_changes(self) -> list[PartitionChange]:
-        """Return what has changed since the last call, oldest first."""
+        """Return what has changed since the last call, oldest first.
+
+        Raises:
+            EventLogError: If the broker refuses the membership for good.
+        """
+        if self._fatal_error is not None:
+            where = f"group of topic {self._topic}"
+            raise translated(self._fatal_error, where) from self._fatal_error
         self._asked_seconds = time.monotonic()
         changes = []
         while not self._changes.empty():
@@ -146,6 +170,9 @@ class KafkaMembership:
                     continue
                 consumer.poll(timeout_ms=POLL_MILLISECONDS)
                 self._commit_or_confirm(consumer)
+            except FATAL as error:
+                self._fatal_error = error
+                break
             except KafkaError as error:
                 self.num_failures += 1
                 logger.warning("membership in the group of %s: %s", self._topic, error)
