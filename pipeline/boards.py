@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from learner.ports import PartitionOwner, ReceivedEvent
 from pipeline.dead_letters import DeadLetter, DeadLetterTopic
 from pipeline.event_decoding import decode_events
+from pipeline.event_sender import LogEventSender
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
 from schemas.arrow import LoggedEvent
 from schemas.codec import (
@@ -24,8 +24,18 @@ from schemas.codec import (
     encode,
 )
 from schemas.errors import ContractError
-from schemas.events import DrafterReleased, PolicyPublished, VerificationEvent
+from schemas.events import DrafterReleased, PolicyPublished
 from schemas.topics import DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
+
+__all__ = [
+    "LogEventSender",
+    "LogEventSource",
+    "LogPolicyBoard",
+    "LogRefusedEvents",
+    "LogReleaseBoard",
+    "PolicyFollower",
+    "ReleaseFollower",
+]
 
 POLL_SLICE_SECONDS = 0.05
 
@@ -330,70 +340,7 @@ class LogReleaseBoard:
         self._log.append(DRAFTER_RELEASES, [message])
 
 
-class LogEventSender:
-    """Appends events, keyed by stream: the ``send`` of ``inference.emission.Emitter``.
-
-    What could never be stored must not be tried for ever. An event too large loses its content,
-    by which selection still learns; one that is too large even so is left out.
-
-    Args:
-        open_log: Opens the event log at the first send, in the thread and process that use it.
-        source: Who sends, for the headers.
-        max_value_bytes: Largest encoded event; brokers refuse above 1 MiB unless told otherwise.
-
-    Attributes:
-        num_without_content: Events sent without their content because of their size.
-        num_unsendable: Events left out because of their size, or because they cannot be encoded.
-    """
-
-    def __init__(
-        self, open_log: Callable[[], EventLog], *, source: str, max_value_bytes: int = 1_000_000
-    ) -> None:
-        self._open_log = open_log
-        self._source = source
-        self._max_value_bytes = max_value_bytes
-        self._log: EventLog | None = None
-        self.num_without_content = 0
-        self.num_unsendable = 0
-
-    def __call__(self, events: Sequence[VerificationEvent]) -> None:
-        """Append in order; returns once durable."""
-        if self._log is None:
-            self._log = self._open_log()
-        messages = [message for event in events if (message := self._encode(event))]
-        if messages:
-            self._log.append(VERIFICATION_EVENTS, messages)
-
-    def _encode(self, event: VerificationEvent) -> Message | None:
-        try:
-            return self._fitting(event)
-        except Exception as error:
-            # Whatever the encoder raises it would raise again, and hold up all that comes after.
-            self.num_unsendable += 1
-            logger.warning("event %s left out: %s", event.event_id, error)
-            return None
-
-    def _fitting(self, event: VerificationEvent) -> Message:
-        message = _message(event.stream, event, self._source)
-        if self._fits(message):
-            return message
-        message = _message(event.stream, replace(event, content=None), self._source)
-        if not self._fits(message):
-            raise ContractError(
-                "value",
-                found=f"{len(message.value or b'')} bytes even without content",
-                expected=f"at most {self._max_value_bytes} bytes",
-            )
-        self.num_without_content += 1
-        return message
-
-    def _fits(self, message: Message) -> bool:
-        return len(message.value or b"") <= self._max_value_bytes
-
-
-def _message(
-    key: str, fact: VerificationEvent | PolicyPublished | DrafterReleased, source: str
-) -> Message:
+def _message(key: str, fact: PolicyPublished | DrafterReleased, source: str) -> Message:
     headers = cloud_event_headers(fact, source=source)
     return Message(key=key.encode(), value=encode(fact), headers=headers)
 

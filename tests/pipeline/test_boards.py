@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from inference.emission import Emitter
@@ -25,7 +26,7 @@ from pipeline.eventlog.opening import declared_topics, open_event_log
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage, TopicSpec
 from schemas.arrow import LoggedEvent
 from schemas.codec import decode_verification_event, encode
-from schemas.events import ReleaseState, VerificationEvent
+from schemas.events import FeatureReference, ReleaseState, VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
 from tests.pipeline.messages import broken, encoded, event, message, open_log, read_everything
 from tests.schemas.builders import make_event, make_policy, make_release
@@ -188,7 +189,7 @@ def test_an_event_too_large_loses_its_content_and_then_itself_but_never_the_othe
     plain = make_event(num_windows=2, sequence=0)
     with_content = make_event(num_windows=2, sequence=1, with_content=True, num_top_tokens=64)
     huge = make_event(num_windows=200, sequence=2)
-    limit = len(encode(plain)) + 200
+    limit = len(encode(plain)) + 20
     assert len(encode(with_content)) > limit
     send = LogEventSender(lambda: log, source="worker-0", max_value_bytes=limit)
     send([with_content, huge, plain])
@@ -198,17 +199,41 @@ def test_an_event_too_large_loses_its_content_and_then_itself_but_never_the_othe
     assert f"event {huge.event_id} left out" in caplog.text
 
 
+def test_an_event_too_large_loses_no_more_than_it_must(log: EventLog) -> None:
+    rows = make_event(num_windows=2).num_positions
+    features = FeatureReference(uri="memory://f", first_row=0, num_rows=rows, sha256="0" * 64)
+    whole = make_event(num_windows=2, with_content=True, num_top_tokens=64, features=features)
+    assert whole.content is not None
+    cut = replace(whole.content, features=None)
+    sizes = []
+    for limit in (len(encode(whole)), len(encode(whole)) - 1, 2_000, len(encode(whole)) // 3):
+        send = LogEventSender(lambda: log, source="worker-0", max_value_bytes=limit)
+        send([whole])
+        value = _events(log)[-1].message.value
+        assert value is not None
+        assert len(value) <= limit
+        sizes.append(len(value))
+        content = decode_verification_event(value).content
+        lost_tokens = content is not None and content.target_top_token_ids.shape[1] < 64
+        assert send.num_with_fewer_top_tokens == lost_tokens
+        if content is not None:
+            mass = np.exp(content.target_top_log_probabilities.astype(np.float64)).sum(axis=1)
+            assert np.allclose(mass + content.target_tail_mass, 1.0, atol=0.02)
+            assert np.array_equal(content.token_ids, cut.token_ids)
+    assert sizes[0] == len(encode(whole))
+
+
 def test_an_event_that_cannot_be_encoded_is_left_out_and_counted(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pipeline.boards
+    import pipeline.event_sender
 
     def refuse(message: VerificationEvent) -> bytes:
         if message.sequence == 1:
             raise OverflowError("int too large")
         return encode(message)
 
-    monkeypatch.setattr(pipeline.boards, "encode", refuse)
+    monkeypatch.setattr(pipeline.event_sender, "encode", refuse)
     send = LogEventSender(lambda: log, source="worker-0")
     send([event(0), event(1), event(2)])
     assert [decode_verification_event(s.message.value).sequence for s in _events(log)] == [0, 2]
