@@ -254,7 +254,7 @@ def _start(name: str, settings: Settings) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_first_releases(settings: Settings, learner: subprocess.Popen[bytes]) -> None:
-    heads = sum(drafter.kind == "hydra" for drafter in settings.drafters)
+    heads = sum(drafter.is_trained for drafter in settings.drafters)
     log = open_log(settings)
     try:
         deadline = time.monotonic() + START_SECONDS

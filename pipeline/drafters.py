@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from inference.drafters import convex, hydra
 from inference.drafters.causal_lm import CausalLmDrafter
+from inference.drafters.convex import ConvexDrafter
+from inference.drafters.convex_training import TrainableConvex
 from inference.drafters.hydra import (
-    ARCHITECTURE,
     DraftVocabulary,
     FrozenRows,
     HydraDrafter,
     frequent_tokens,
-    hydra_shapes,
 )
 from inference.drafters.hydra_training import VOCABULARY, TrainableHydra
 from inference.drafters.nothing import NothingDrafter
@@ -23,9 +25,49 @@ from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.drafters.suffix import SuffixDrafter
 from inference.ports import Drafter
 from inference.target import Target, load_target
+from learner.training import TrainableDrafter
 from pipeline.registry import ArtifactError, DrafterRegistry
 from pipeline.settings import DrafterSettings
 from schemas.events import DrafterReleased
+
+Head = HydraDrafter | ConvexDrafter
+"""A drafter over the target's frozen rows, with weights of its own."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadKind:
+    """How heads of one architecture are loaded.
+
+    Attributes:
+        build: Makes one of id, version, tensors and rows.
+        shapes: Returns the shapes that tensors must have, from the tensors and H.
+    """
+
+    build: Callable[[str, int, Tensors, FrozenRows], Head]
+    shapes: Callable[[Tensors, int], dict[str, tuple[int, ...]]]
+
+
+def _hydra_shapes(tensors: Tensors, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    return hydra.hydra_shapes(hidden_size, _size(tensors, "mix"))
+
+
+def _convex_shapes(tensors: Tensors, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    rank = _size(tensors, convex.PROJECTION) if convex.PROJECTION in tensors else None
+    return convex.convex_shapes(_size(tensors, convex.MAPS), hidden_size, rank)
+
+
+def _size(tensors: Tensors, name: str) -> int:
+    """Return the first size of a tensor; 0 if there is none."""
+    return tensors[name].shape[0] if name in tensors and tensors[name].ndim else 0
+
+
+HEADS: Mapping[str, HeadKind] = {
+    hydra.ARCHITECTURE: HeadKind(build=HydraDrafter, shapes=_hydra_shapes),
+    convex.ARCHITECTURE: HeadKind(build=ConvexDrafter, shapes=_convex_shapes),
+}
+"""Architectures by the name that releases carry."""
 
 
 class HeadLoader:
@@ -41,7 +83,7 @@ class HeadLoader:
         self._registry = registry
         self._vocabulary_to_rows: dict[str, FrozenRows] = {}
 
-    def __call__(self, release: DrafterReleased) -> HydraDrafter:
+    def __call__(self, release: DrafterReleased) -> Head:
         """Load one release.
 
         Raises:
@@ -49,8 +91,11 @@ class HeadLoader:
                 vocabulary than it says, or its files are not what was released.
         """
         where = f"drafter {release.drafter_id} version {release.version}"
+        if release.architecture not in HEADS:
+            raise ArtifactError(
+                f"{where}: architecture", found=release.architecture, expected=", ".join(HEADS)
+            )
         for name, found, expected in (
-            ("architecture", release.architecture, ARCHITECTURE),
             ("target_fingerprint", release.target_fingerprint, self._target.fingerprint),
             ("tokenizer_hash", release.tokenizer_hash, self._target.tokenizer_hash),
         ):
@@ -62,8 +107,12 @@ class HeadLoader:
             ).tensors
         )
         rows = self._rows(where, tensors.pop(VOCABULARY, None), release.draft_vocabulary_hash)
-        _check_shapes(where, tensors, rows)
-        return HydraDrafter(release.drafter_id, release.version, tensors, rows)
+        kind = HEADS[release.architecture]
+        expected_shapes = kind.shapes(tensors, rows.head.shape[1])
+        found_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if found_shapes != expected_shapes:
+            raise ArtifactError(where, found=found_shapes, expected=expected_shapes)
+        return kind.build(release.drafter_id, release.version, tensors, rows)
 
     def _rows(self, where: str, token_ids: torch.Tensor | None, expected_hash: str) -> FrozenRows:
         if token_ids is None:
@@ -121,7 +170,7 @@ def _drafter(
         case "causal_lm":
             model = load_target(resolve(one.path), dtype=dtype)
             return CausalLmDrafter(model, target, drafter_id=one.drafter_id)
-        case "hydra" | "none":
+        case "hydra" | "convex" | "none":
             return NothingDrafter(one.drafter_id)
 
 
@@ -133,14 +182,18 @@ def draft_vocabulary(target: Target, texts: Sequence[str], *, size: int) -> Draf
     return frequent_tokens(counts, size=min(size, target.vocab_size), vocab_size=target.vocab_size)
 
 
-def trainable(one: DrafterSettings, rows: FrozenRows) -> TrainableHydra:
-    """Return the head of ``one`` as something to train."""
-    return TrainableHydra(one.drafter_id, rows, inner_size=one.inner_size, seed=one.seed)
+def trainable(one: DrafterSettings, rows: FrozenRows, *, num_levels: int = 4) -> TrainableDrafter:
+    """Return the head of ``one`` as something to train.
 
-
-def _check_shapes(where: str, tensors: dict[str, torch.Tensor], rows: FrozenRows) -> None:
-    inner_size = tensors["mix"].shape[0] if "mix" in tensors else 0
-    expected = hydra_shapes(rows.head.shape[1], inner_size)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected:
-        raise ArtifactError(where, found=found, expected=expected)
+    Args:
+        one: The drafter; its kind is one that ``is_trained``.
+        rows: What the target lends.
+        num_levels: K, for heads that keep something per level.
+    """
+    match one.kind:
+        case "convex":
+            return TrainableConvex(
+                one.drafter_id, rows, num_levels=num_levels, rank=one.rank, seed=one.seed
+            )
+        case _:
+            return TrainableHydra(one.drafter_id, rows, inner_size=one.inner_size, seed=one.seed)

@@ -82,7 +82,7 @@ def _drafters(settings: Settings, target: Target, console: Console) -> list[Draf
         resolve=lambda path: resolve_target(path, settings.cache),
         dtype=target.dtype,
     )
-    heads = [one.drafter_id for one in settings.drafters if one.kind == "hydra"]
+    heads = [one.drafter_id for one in settings.drafters if one.is_trained]
     released = _released(settings, target, heads) if heads else {}
     for drafter_id in heads:
         if drafter_id not in released:

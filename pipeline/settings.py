@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings import SettingsError as SourceError
 
 from learner.selection import DEFAULT_POLICY, parse_policy
+from learner.updates.registry import DEFAULT_RULE, parse_rule
 from schemas import checks
 
 PREFIX = "DRAFTLOOP_"
@@ -47,6 +48,11 @@ def _policy_name(value: str) -> str:
     return value
 
 
+def _rule_text(value: str) -> str:
+    parse_rule(value)
+    return value
+
+
 def _pool(drafters: tuple[DrafterSettings, ...]) -> tuple[DrafterSettings, ...]:
     ids = [one.drafter_id for one in drafters]
     repeated = sorted({one for one in ids if ids.count(one) > 1})
@@ -64,6 +70,7 @@ def _expanded(value: Path) -> Path:
 Folder = Annotated[Path, AfterValidator(_expanded)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
 PolicyName = Annotated[str, AfterValidator(_policy_name)]
+RuleText = Annotated[str, AfterValidator(_rule_text)]
 
 
 class Section(BaseModel):
@@ -125,8 +132,8 @@ class DrafterSettings(Section):
 
     drafter_id: Identifier
     """Names the drafter in events, policies and artifacts."""
-    kind: Literal["none", "prompt_lookup", "suffix", "causal_lm", "hydra"]
-    """`none` never drafts; `hydra` is a head that learns from traffic."""
+    kind: Literal["none", "prompt_lookup", "suffix", "causal_lm", "hydra", "convex"]
+    """`none` never drafts; `hydra` and `convex` are heads that learn from traffic."""
     path: str = ""
     """Model folder (`causal_lm`)."""
     longest: int = Field(default=4, ge=1, le=64)
@@ -136,9 +143,16 @@ class DrafterSettings(Section):
     inner_size: int = Field(default=1152, ge=1, le=1_000_000)
     """Width of the mixing layer (`hydra`)."""
     memory_positions: int = Field(default=1_000_000, ge=1)
-    """Positions of past traffic that training draws from: few follow, many remember (`hydra`)."""
+    """Positions of past traffic that training draws from: few follow, many remember (heads)."""
+    rank: int = Field(default=256, ge=1, le=1_000_000)
+    """Random features of the target's state that it is linear in (`convex`)."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the untrained weights (`hydra`)."""
+    """Seed of the untrained weights (heads)."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a head, which learns and is released."""
+        return self.kind in ("hydra", "convex")
 
     @model_validator(mode="after")
     def _has_a_path(self) -> Self:
@@ -193,6 +207,8 @@ class LearnerSettings(Section):
     """Names this learner in what it publishes."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1)
     """Step size of the weight updates."""
+    update_rule: RuleText = DEFAULT_RULE
+    """How weights are updated: a rule, or `name:key=value,...`; see docs/learning.md."""
     steps_per_event: int = Field(default=2, ge=0, le=1000)
     """Weight updates after each event with content; 0 = learn selection only."""
     batch_size: int = Field(default=256, ge=1, le=1_000_000)

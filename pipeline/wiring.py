@@ -215,7 +215,7 @@ def _worker_options(settings: Settings, epoch: int) -> WorkerOptions:
 
 def is_training(settings: Settings) -> bool:
     """Tell whether there are weights to train, and this process may train them."""
-    heads = [drafter for drafter in settings.drafters if drafter.kind == "hydra"]
+    heads = [drafter for drafter in settings.drafters if drafter.is_trained]
     may_train = settings.learner.steps_per_event and settings.worker.num_speculative_tokens
     return bool(heads and may_train)
 
@@ -268,13 +268,13 @@ def build_trainer(
     )
     trainers = []
     for one in settings.drafters:
-        if one.kind == "hydra":
+        if one.is_trained:
             # A released head keeps the draft vocabulary that it was born with.
             known = released.get(one.drafter_id)
             rows = loader(known).rows if known else fresh
             trainers.append(
                 DrafterTrainer(
-                    trainable(one, rows),
+                    trainable(one, rows, num_levels=settings.worker.num_speculative_tokens),
                     training_settings(settings, one.memory_positions),
                     target_fingerprint=target.fingerprint,
                     tokenizer_hash=target.tokenizer_hash,
@@ -313,6 +313,7 @@ def training_settings(settings: Settings, memory_positions: int) -> TrainingSett
         release_every_events=one.publish_weights_every_events,
         keep_versions=one.keep_versions,
         seed=one.seed,
+        rule=one.update_rule,
         gradient=OnlineGradientSettings(learning_rate=one.learning_rate),
     )
 

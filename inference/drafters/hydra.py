@@ -232,45 +232,20 @@ class HydraDrafter:
         return predict_heads(sessions, windows)
 
 
-class HydraSession:
-    """One request of one head."""
+class HeadSession:
+    """What one request of any head over frozen rows needs: what it may propose, and its law.
 
-    def __init__(
-        self, drafter: HydraDrafter, trajectory: Trajectory, *, draws_drafts: bool
-    ) -> None:
-        self.drafter = drafter
+    Args:
+        rows: Of the head.
+        trajectory: The request.
+        draws_drafts: Whether drafts are drawn.
+    """
+
+    def __init__(self, rows: FrozenRows, trajectory: Trajectory, *, draws_drafts: bool) -> None:
+        self.rows = rows
         self.trajectory = trajectory
         self.draws_drafts = draws_drafts
-        self.seen = SeenTokens(drafter.rows, trajectory)
-
-    @torch.inference_mode()
-    def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
-        """Unroll from the state behind the newest verified token."""
-        self.seen.catch_up()
-        drafter, length = self.drafter, len(self.trajectory)
-        before = np.array([length])
-        state = self.trajectory.hidden(length - 1, length)
-        token_id = self.trajectory.token_ids[-1]
-        token_ids: list[int] = []
-        probs: list[torch.Tensor] = []
-        for _ in range(num_tokens):
-            embedding = normalised(drafter.rows.embeddings[token_id : token_id + 1])
-            state = next_state(state, embedding, drafter.mix, drafter.out)
-            scaled = state * drafter.weights["gain"]
-            logits = self.logits(drafter.rows.logits(scaled), scaled, before)
-            if self.draws_drafts:
-                probs.append(self.full_probs(logits)[0])
-                token_id = draw(probs[-1][None], rng.random(1))[0]
-            else:
-                token_id = int(self.best(logits)[0])
-            token_ids.append(token_id)
-        return Draft(
-            token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
-        )
-
-    def predict(self, windows: WindowBatch) -> Predictions:
-        """Unroll over verified windows, told the verified tokens."""
-        return predict_heads([self], windows)[0]
+        self.seen = SeenTokens(rows, trajectory)
 
     def finish(self) -> None:
         """Nothing is kept."""
@@ -300,12 +275,51 @@ class HydraSession:
         """
         _refuse_non_finite(logits.float().max(-1).values)
         probs = processed_probs(logits, self.trajectory.params)
-        full = probs.new_zeros((*probs.shape[:-1], self.drafter.rows.embeddings.shape[0]))
+        full = probs.new_zeros((*probs.shape[:-1], self.rows.embeddings.shape[0]))
         full[..., self._proposable()] = probs
         return full
 
     def _proposable(self) -> torch.Tensor:
-        return torch.cat([self.drafter.rows.vocabulary.token_ids, self.seen.token_ids])
+        return torch.cat([self.rows.vocabulary.token_ids, self.seen.token_ids])
+
+
+class HydraSession(HeadSession):
+    """One request of one head."""
+
+    def __init__(
+        self, drafter: HydraDrafter, trajectory: Trajectory, *, draws_drafts: bool
+    ) -> None:
+        super().__init__(drafter.rows, trajectory, draws_drafts=draws_drafts)
+        self.drafter = drafter
+
+    @torch.inference_mode()
+    def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
+        """Unroll from the state behind the newest verified token."""
+        self.seen.catch_up()
+        drafter, length = self.drafter, len(self.trajectory)
+        before = np.array([length])
+        state = self.trajectory.hidden(length - 1, length)
+        token_id = self.trajectory.token_ids[-1]
+        token_ids: list[int] = []
+        probs: list[torch.Tensor] = []
+        for _ in range(num_tokens):
+            embedding = normalised(drafter.rows.embeddings[token_id : token_id + 1])
+            state = next_state(state, embedding, drafter.mix, drafter.out)
+            scaled = state * drafter.weights["gain"]
+            logits = self.logits(drafter.rows.logits(scaled), scaled, before)
+            if self.draws_drafts:
+                probs.append(self.full_probs(logits)[0])
+                token_id = draw(probs[-1][None], rng.random(1))[0]
+            else:
+                token_id = int(self.best(logits)[0])
+            token_ids.append(token_id)
+        return Draft(
+            token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
+        )
+
+    def predict(self, windows: WindowBatch) -> Predictions:
+        """Unroll over verified windows, told the verified tokens."""
+        return predict_heads([self], windows)[0]
 
 
 @torch.inference_mode()

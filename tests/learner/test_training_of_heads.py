@@ -66,7 +66,9 @@ class Loop:
     def served(self) -> HydraDrafter:
         """Load the newest release as a worker does."""
         loader = HeadLoader(self.target, DrafterRegistry(str(self.folder)))
-        return loader(self.releases.read_all()[0])
+        head = loader(self.releases.read_all()[0])
+        assert isinstance(head, HydraDrafter)
+        return head
 
     def serve(self, prompt: list[int], num_tokens: int) -> tuple[list[VerificationEvent], float]:
         """Serve a request with the newest head; return events and mean accepted tokens."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference.drafters.convex import ConvexDrafter
 from inference.drafters.hydra import ARCHITECTURE, DraftVocabulary, HydraDrafter
 from inference.drafters.hydra_training import VOCABULARY
 from inference.drafters.nothing import NothingDrafter
@@ -100,6 +101,8 @@ def test_heads_of_one_draft_vocabulary_share_the_targets_rows(
 ) -> None:
     load = HeadLoader(target, registry)
     first, second = (load(released(target, registry, version=version)) for version in (0, 1))
+    assert isinstance(first, HydraDrafter)
+    assert isinstance(second, HydraDrafter)
     assert first.rows is second.rows
     assert first.group_key == second.group_key
 
@@ -167,3 +170,23 @@ def test_invalid_parameters_are_refused(
         tensors["more"] = torch.ones(1)
     with pytest.raises(ArtifactError, match=r"drafter head-a version 0: found .*, expected "):
         HeadLoader(target, registry)(released(target, registry, tensors=tensors))
+
+
+def test_a_convex_head_is_trained_stored_and_loaded_by_its_architecture(
+    target: Target, registry: DrafterRegistry
+) -> None:
+    one = DrafterSettings(drafter_id="head-a", kind="convex", rank=5)
+    assert one.is_trained
+    rows = HeadLoader(target, registry).rows_of(draft_vocabulary(target, ["aab"], size=10))
+    head = trainable(one, rows, num_levels=3)
+    tensors = head.artifact(head.initial_weights())
+    release = replace(released(target, registry, tensors=tensors), architecture=head.architecture)
+    loaded = HeadLoader(target, registry)(release)
+    assert isinstance(loaded, ConvexDrafter)
+    assert {name: tuple(tensor.shape) for name, tensor in loaded.weights.items()} == {
+        "maps": (3, target.hidden_size, 5),
+        "projection": (5, 2 * target.hidden_size),
+    }
+    wrong = released(target, registry, version=1, tensors={**tensors, "maps": torch.ones(3, 2, 5)})
+    with pytest.raises(ArtifactError, match=r"drafter head-a version 1: found .*, expected "):
+        HeadLoader(target, registry)(replace(wrong, architecture=head.architecture))

@@ -113,6 +113,8 @@ def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
         ('[worker]\npolicy = "x"', ["worker.policy = 'x'", "normal_hedge", "fixed:<drafter>"]),
         ('[worker]\npolicy = "hedge:eta=1"', ["'hedge:eta=1': unknown key 'eta'", "scope"]),
         ('[worker]\npolicy = "hedge:loss=all"', ["loss='all'", "length or first or hybrid"]),
+        ('[learner]\nupdate_rule = "adam"', ["learner.update_rule = 'adam'", "ensemble, momentum"]),
+        ('[learner]\nupdate_rule = "ensemble:n=2"', ["unknown key 'n'", "num_experts"]),
         ('[worker]\nworker_id = "../x"', ["worker.worker_id = '../x'"]),
         ("worker = 3", ["worker = 3"]),
         ("drafters = []", ["at least one drafter"]),

@@ -1,0 +1,92 @@
+"""The convex head as something to train (``learner.training.TrainableDrafter``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from inference.drafters.convex import (
+    ARCHITECTURE,
+    MAPS,
+    PROJECTION,
+    SURENESS,
+    convex_features,
+    convex_shapes,
+    random_projection,
+)
+from inference.drafters.hydra import FrozenRows, normalised
+from inference.drafters.hydra_training import VOCABULARY, draft_table
+from learner.examples import TrainingBatch
+from learner.updates.losses import DEFAULT_LOSS, LossSettings, unrolled_loss
+
+
+class TrainableConvex:
+    """Cross-entropy of the linear head over K levels, told the verified tokens; convex.
+
+    It is convex for terms that are: both cross-entropies, with or without tail. Total variation
+    and negatives are not.
+
+    Args:
+        drafter_id: Name in the pool.
+        rows: What the target lends; their type is the type of the arithmetic.
+        num_levels: K, >= 1; each has a map of its own.
+        rank: Features kept by the random projection; None = all.
+        loss_settings: Weights of levels and terms.
+        seed: Seeds the projection.
+    """
+
+    architecture = ARCHITECTURE
+
+    def __init__(
+        self,
+        drafter_id: str,
+        rows: FrozenRows,
+        *,
+        num_levels: int,
+        rank: int | None = 256,
+        loss_settings: LossSettings = DEFAULT_LOSS,
+        seed: int = 0,
+    ) -> None:
+        self.drafter_id = drafter_id
+        self.draft_vocabulary_hash = rows.vocabulary.sha256
+        self.vocab_size, self.hidden_size = rows.embeddings.shape
+        self._rows = rows
+        self._shapes = convex_shapes(num_levels, self.hidden_size, rank)
+        self._loss_settings = loss_settings
+        self._token_to_draft = draft_table(rows)
+        self._projection: torch.Tensor | None = None
+        if rank is not None:
+            generator = torch.Generator().manual_seed(seed)
+            projection = random_projection(rank, self.hidden_size, generator)
+            self._projection = projection.to(rows.head.dtype)
+
+    def initial_weights(self) -> dict[str, torch.Tensor]:
+        """Return maps that are zero."""
+        return {MAPS: torch.zeros(self._shapes[MAPS])}
+
+    def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
+        """Return the mean over examples of the weighted sum over levels."""
+        logits = self._logits(weights[MAPS].to(self._rows.head.dtype), batch)
+        return unrolled_loss(logits, batch, self._token_to_draft, self._loss_settings)
+
+    def artifact(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the serving tensors: maps, projection, and the draft vocabulary."""
+        tensors = {MAPS: weights[MAPS].to(self._rows.head.dtype)}
+        if self._projection is not None:
+            tensors[PROJECTION] = self._projection
+        return tensors | {VOCABULARY: self._rows.vocabulary.token_ids}
+
+    def features(self, batch: TrainingBatch, level: int) -> torch.Tensor:
+        """Return the frozen features of a level, (B, rank or 2 H)."""
+        state = batch.hidden.to(self._rows.head.dtype)
+        embedding = normalised(self._rows.embeddings[batch.fed_token_ids[:, level]])
+        return convex_features(state, embedding, self._projection)
+
+    def _logits(self, maps: torch.Tensor, batch: TrainingBatch) -> Iterator[torch.Tensor]:
+        state = batch.hidden.to(self._rows.head.dtype)
+        for level in range(batch.label_token_ids.shape[1]):
+            chosen = maps[min(level, len(maps) - 1)]
+            scaled = SURENESS * state + F.linear(self.features(batch, level), chosen)
+            yield F.linear(scaled, self._rows.head).float()
