@@ -187,7 +187,9 @@ def test_an_event_too_large_loses_its_content_and_then_itself_but_never_the_othe
     log: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = make_event(num_windows=2, sequence=0)
-    with_content = make_event(num_windows=2, sequence=1, with_content=True, num_top_tokens=64)
+    with_content = make_event(
+        num_windows=2, sequence=1, with_content=True, num_top_tokens=64, num_prompt_tokens=500
+    )
     huge = make_event(num_windows=200, sequence=2)
     limit = max(len(encode(e)) for e in (plain, replace(with_content, content=None)))
     assert len(encode(with_content)) > limit
