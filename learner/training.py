@@ -20,8 +20,9 @@ import torch
 from learner.examples import ExampleMemory, Segment, TrainingBatch
 from learner.feedback import Contained, Standing
 from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoard
+from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
-from learner.updates.registry import DEFAULT_RULE, parse_rule
+from learner.updates.registry import parse_rule
 from learner.updates.rule import UpdateRefusedError, Weights
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 

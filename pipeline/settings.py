@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings import SettingsError as SourceError
 
 from learner.selection import DEFAULT_POLICY, parse_policy
-from learner.updates.registry import DEFAULT_RULE, parse_rule
+from learner.updates import DEFAULT_RULE
 from schemas import checks
 
 PREFIX = "DRAFTLOOP_"
@@ -49,6 +49,9 @@ def _policy_name(value: str) -> str:
 
 
 def _rule_text(value: str) -> str:
+    # Rules need torch, which takes seconds to import: only those wait who name one.
+    from learner.updates.registry import parse_rule
+
     parse_rule(value)
     return value
 

@@ -1,1 +1,4 @@
-"""How drafter weights move: one file per rule behind the contract of ``update``."""
+"""How drafter weights move: one file per rule behind the contract of ``rule``."""
+
+DEFAULT_RULE = "online_gradient"
+"""The rule of drafters that name none."""

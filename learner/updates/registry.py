@@ -14,8 +14,6 @@ from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettin
 from learner.updates.optimistic import OptimisticGradient, OptimisticSettings
 from learner.updates.rule import UpdateRule, Weights
 
-DEFAULT_RULE = OnlineGradient.name
-
 Settings = OnlineGradientSettings | MomentumSettings | OptimisticSettings | EnsembleSettings
 
 RULES: Mapping[str, tuple[type[Any], type[Any]]] = {
