@@ -26,7 +26,10 @@ from tests.integration.tiny_run import TinyRun, save_tiny_model, wait_until
 from tests.schemas.builders import make_event, make_policy
 
 SERVE = ("worker", "--prompts", "prompts.jsonl", "--max-tokens", "8")
-COMMANDS = ("demo", "learner", "archiver", "worker", "replay", "bench", "bench engine")
+COMMANDS = (
+    *("demo", "learner", "archiver", "worker", "record", "replay"),
+    *("bench", "bench engine", "bench pool"),
+)
 
 
 @dataclass(frozen=True, slots=True)
