@@ -40,6 +40,30 @@ def pointer(function: Kernel, signature: Any) -> Kernel:
     return _jit(function, signature)
 
 
+class FunctionAddress:
+    """A kernel as an argument of compiled code.
+
+    numba also takes the compiled function itself, but then looks its machine code up anew at every
+    call, which costs more than a short walk.
+    """
+
+    def __init__(self, function: Kernel, signature: Any) -> None:
+        made: Any = pointer(function, signature)
+        self._numba_type_ = types.FunctionType(signature)
+        self._library = made.overloads[made.signatures[0]].library  # keeps the code alive
+        name = made.overloads[made.signatures[0]].fndesc.llvm_cfunc_wrapper_name
+        self._address = int(self._library.get_pointer_to_function(name))
+
+    def __wrapper_address__(self) -> int:
+        return self._address
+
+
+@cache
+def address(function: Kernel, signature: Any) -> FunctionAddress:
+    """Return ``function`` compiled for one signature, to be passed to compiled code."""
+    return FunctionAddress(function, signature)
+
+
 def _jit(function: Kernel, signature: Any) -> Kernel:
     jit: Callable[..., Any] = numba.njit
     arguments = () if signature is None else (signature,)

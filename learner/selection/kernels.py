@@ -19,6 +19,7 @@ from learner.selection.compiled import (
     TABLE,
     VECTOR,
     Kernel,
+    address,
     compiled,
     pointer,
 )
@@ -294,7 +295,7 @@ def follow(
         losses: Shape (W, N), float64; NaN = asleep.
         after: Shape (W, N), written.
     """
-    _compiled_follow()(pointer(learn, LEARN), table, numbers, losses, after)
+    _compiled_follow()(address(learn, LEARN), table, numbers, losses, after)
 
 
 def walk(
@@ -343,8 +344,8 @@ def walk(
     rounds = np.empty((num_positions, 3), dtype=np.int64)
     probabilities = np.ones(num_positions)
     count = _compiled_walk()(
-        pointer(learn, LEARN),
-        pointer(learn_round, LEARN_ROUND),
+        address(learn, LEARN),
+        address(learn_round, LEARN_ROUND),
         table,
         numbers,
         losses,
