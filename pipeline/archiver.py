@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Self
 
 from pipeline.dead_letters import DeadLetters
 from pipeline.event_decoding import decode_events
 from pipeline.eventlog.ports import EventLog, EventLogError, StoredMessage
+from pipeline.log_compaction import compact_log
 from pipeline.log_files import (
     EVENTS_FOLDER,
     UNFINISHED,
@@ -34,6 +36,8 @@ MAX_BYTES_PER_FILE = 64 * 2**20
 
 MESSAGES_PER_READ = 500
 IDLE_SECONDS = 0.1
+COMPACT_SECONDS = 600.0
+"""Time between two looks for short files to merge."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
 
@@ -94,6 +98,7 @@ class Archiver:
         num_dead_letters: Messages set aside by this instance.
         num_failures: Steps that failed and were, or will be, repeated: a full disk, a broker away.
         num_lost_offsets: Offsets that the log deleted before they were archived.
+        num_merged_files: Short files that were merged into long ones.
 
     Raises:
         ArchiverError: If the folder cannot be written or another archiver works in it.
@@ -123,6 +128,8 @@ class Archiver:
         self.num_dead_letters = 0
         self.num_failures = 0
         self.num_lost_offsets = 0
+        self.num_merged_files = 0
+        self._compacted_seconds = clock()
         self._lock_file = _lock(folder, topic)
         try:
             remove_unfinished(folder, topic)
@@ -141,6 +148,7 @@ class Archiver:
             try:
                 if not self.run_once():
                     stop.wait(IDLE_SECONDS)
+                self._compact_if_due()
                 retry_seconds = FIRST_RETRY_SECONDS
             except (OSError, EventLogError) as error:
                 self._alarm(error, retry_seconds)
@@ -191,6 +199,13 @@ class Archiver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _compact_if_due(self) -> None:
+        if self._clock() - self._compacted_seconds < COMPACT_SECONDS:
+            return
+        self._compacted_seconds = self._clock()
+        done = compact_log(self._folder, self._topic, datetime.now(UTC))
+        self.num_merged_files += done.num_merged
 
     def _resume(self) -> dict[int, _Pending]:
         partition_to_next: dict[int, int] = {}
