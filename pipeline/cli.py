@@ -145,18 +145,42 @@ def worker(
     )
 
 
-@app.command(epilog="Example: [bold]draftloop replay draftloop-data --report report.html[/bold]")
+@app.command(
+    epilog="Example: [bold]draftloop replay draftloop-data --policy hedge --policy fixed:suffix "
+    "--report report.html[/bold]"
+)
 def replay(
     log: Annotated[Path, typer.Argument(help="Data folder, its events folder, or one file.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Policy to re-run, name:key=value,...; repeat for more."),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Levels of the re-runs, at most; default: the logged.")
+    ] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Re-run with this drafter only; repeat for more.")
+    ] = None,
+    stream: Annotated[
+        list[str] | None, typer.Option(help="Read this stream only; repeat for more.")
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write the interactive page to this file.")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Replay logged traffic: what was played, what it cost, and what would have been best."""
-    from pipeline.replaying import replay_log
+    from pipeline.replaying import ReplayRequest, replay_log
 
-    replay_log(log, report=report, json_file=json_file, console=Console())
+    asked = ReplayRequest(
+        policies=policy or (),
+        num_speculative_tokens=num_speculative_tokens,
+        drafter_ids=drafter or (),
+        streams=stream or (),
+        report=report,
+        json_file=json_file,
+    )
+    replay_log(log, asked, console=Console())
 
 
 @app.command(epilog="Example: [bold]draftloop record prompts.jsonl --out recorded[/bold]")
@@ -184,6 +208,25 @@ def record(
         stop=_stop_on_signals(),
         console=console,
         json_file=json_file,
+    )
+
+
+@bench.command("replay", epilog="Example: [bold]draftloop bench replay --json replay.json[/bold]")
+def bench_replay(
+    windows: Annotated[int, typer.Option(min=20_000, help="Windows of the log.")] = 10_000_000,
+    policy_windows: Annotated[
+        int, typer.Option(min=10_000, help="Windows that every policy re-runs.")
+    ] = 500_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 3,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure replay on a synthetic log: every policy from Parquet, and a whole report."""
+    from pipeline.bench_replay import ReplayBench, run_replay_bench
+
+    run_replay_bench(
+        ReplayBench(num_windows=windows, num_policy_windows=policy_windows, num_repeats=repeats),
+        json_file=json_file,
+        console=Console(),
     )
 
 
@@ -215,6 +258,26 @@ def bench_pool(
         stop=_stop_on_signals(),
         console=console,
         json_file=json_file,
+    )
+
+
+@bench.command(
+    "selection",
+    epilog="Example: [bold]draftloop bench selection --source recorded --recording DIR[/bold]",
+)
+def bench_selection(
+    source: Annotated[str, typer.Option(help="synthetic or recorded.")] = "synthetic",
+    recording: Annotated[
+        Path | None, typer.Option(help="Folder that 'bench pool' has written; for recorded.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds; intervals are over them.")] = 5,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare every selection policy on the same windows, paired by seed."""
+    from pipeline.selection_report import run_selection_bench
+
+    run_selection_bench(
+        source, recording=recording, num_seeds=seeds, console=Console(), json_file=json_file
     )
 
 

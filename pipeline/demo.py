@@ -28,7 +28,7 @@ from pipeline.demo_check import OutputCheck
 from pipeline.demo_view import DemoView
 from pipeline.json_files import write_json
 from pipeline.prompts import OWN_PROMPTS, Prompt, PromptsError, read_prompts
-from pipeline.replaying import replay_log
+from pipeline.replaying import ReplayRequest, replay_log
 from pipeline.settings import (
     ArchiverSettings,
     ContentSettings,
@@ -115,7 +115,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         view.say("waiting for the learner and the archiver to finish")
         _wait_until_learned(settings)
     report = folder / "report.html"
-    analysis = replay_log(folder, report=report, json_file=None, console=console)
+    analysis = replay_log(folder, ReplayRequest(report=report), console=console)
     seconds = time.monotonic() - began
     result = {
         "seconds": seconds,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,28 +12,65 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from learner.selection import DEFAULT_POLICY
 from pipeline.json_files import write_json
-from replay.analysis import Analysis, analyse
+from replay.analysis import Analysis, ReplayOptions, analyse
 from replay.report import write_report
 from replay.summary import ReplaySummary
+from replay.walks import WalkOptions
+
+REQUESTS_PER_TICK = 20
 
 SEED = 0
 """Seeds coins and bootstrap, so that two replays of one log agree to the last digit."""
 
 
-def replay_log(
-    log: Path, *, report: Path | None, json_file: Path | None, console: Console
-) -> Analysis:
-    """Analyse a log and show it.
+DEFAULT_POLICIES = (DEFAULT_POLICY, "normal_hedge")
+"""Re-run where none is asked for: what the worker does by default, and HedgeSpec's learner."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayRequest:
+    """What the command was asked.
+
+    Attributes:
+        policies: Specifications; empty = ``DEFAULT_POLICIES``.
+        num_speculative_tokens: Levels of the re-runs, at most; None = the logged ones.
+        drafter_ids, streams: Only these; empty = all.
+        report: Where to write the page; None writes none.
+        json_file: Where to write the summary; None writes none.
+    """
+
+    policies: Sequence[str] = ()
+    num_speculative_tokens: int | None = None
+    drafter_ids: Sequence[str] = ()
+    streams: Sequence[str] = ()
+    report: Path | None = None
+    json_file: Path | None = None
+
+    @property
+    def options(self) -> ReplayOptions:
+        """The same, as replay takes it."""
+        return ReplayOptions(
+            walks=WalkOptions(
+                policies=tuple(dict.fromkeys(self.policies or DEFAULT_POLICIES)),
+                num_speculative_tokens=self.num_speculative_tokens,
+                drafter_ids=tuple(dict.fromkeys(self.drafter_ids)) or None,
+            ),
+            streams=tuple(dict.fromkeys(self.streams)) or None,
+        )
+
+
+def replay_log(log: Path, asked: ReplayRequest, *, console: Console) -> Analysis:
+    """Analyse a log, show it, and write what was asked for.
 
     Args:
         log: Data folder, its ``events`` folder, or one file.
-        report: Where to write the page; None writes none.
-        json_file: Where to write the summary; None writes none.
+        asked: What to do with it.
         console: Where the terminal summary goes.
 
     Raises:
-        ReplayError: If there is nothing to read.
+        ReplayError: If there is nothing to read, or a name is unknown.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -41,18 +80,20 @@ def replay_log(
         def on_request() -> None:
             nonlocal count
             count += 1
-            progress.update(task, description=f"reading requests: {count:,}")
+            if count % REQUESTS_PER_TICK == 0:
+                progress.update(task, description=f"reading requests: {count:,}")
 
-        analysis = analyse(log, np.random.default_rng(SEED), on_request=on_request)
-        if report is not None:
+        generator = np.random.default_rng(SEED)
+        analysis = analyse(log, generator, options=asked.options, on_request=on_request)
+        if asked.report is not None:
             progress.update(task, description="writing the report")
-            write_report(analysis, report)
+            write_report(analysis, asked.report)
     show_summary(analysis.summary, console)
-    if report is not None:
-        console.print(f"report: {report}", soft_wrap=True)
-    if json_file is not None:
-        write_json(json_file, analysis.summary.to_json())
-        console.print(f"numbers: {json_file}", soft_wrap=True)
+    if asked.report is not None:
+        console.print(f"report: {asked.report}", soft_wrap=True)
+    if asked.json_file is not None:
+        write_json(asked.json_file, analysis.summary.to_json())
+        console.print(f"numbers: {asked.json_file}", soft_wrap=True)
     return analysis
 
 
@@ -62,6 +103,8 @@ def show_summary(summary: ReplaySummary, console: Console) -> None:
     console.print(_drafter_table(summary))
     if summary.regrets:
         console.print(_regret_table(summary))
+    if summary.policies:
+        console.print(_policy_table(summary))
     check = summary.check
     console.print(
         f"re-run of the log: {check.num_checked:,} of {check.num_rounds:,} rounds rebuilt, "
@@ -107,6 +150,26 @@ def _regret_table(summary: ReplaySummary) -> Table:
         if row.stream is None:
             interval = f"{_number(row.tokens_low, 0)} .. {_number(row.tokens_high, 0)}"
             table.add_row(row.comparator, f"{row.path_length:,}", _number(row.tokens, 0), interval)
+    return table
+
+
+def _policy_table(summary: ReplaySummary) -> Table:
+    table = _table(
+        "Other policies on the same text",
+        *("policy", "MAT", "to the log", "95 % interval", "tokens/s", "switches", "estimated"),
+    )
+    for row in summary.policies:
+        interval = f"{_number(row.ratio_low, 3)} .. {_number(row.ratio_high, 3)}"
+        share = "–" if row.estimated_share is None else f"{row.estimated_share:.1%}"
+        table.add_row(
+            row.policy,
+            _number(row.mean_acceptance_length, 3),
+            _number(row.ratio, 3),
+            interval,
+            _number(row.tokens_per_second, 1),
+            f"{row.num_switches:,}",
+            share,
+        )
     return table
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from learner.selection.fixed import Fixed
 from replay.arm_rerun import chooses_arms, logged_arms, verify_logged_arms
 from replay.cost import CostMeter, MeasuredCost
+from replay.errors import ReplayError
 from replay.hindsight import Hindsight, hindsight
 from replay.notes import estimates, missing_comparisons, missing_parts, mixtures
 from replay.policy_rows import policy_rows
@@ -31,6 +33,9 @@ MAX_EXAMPLES = 5
 DEFAULT_MAX_SWITCHES = 64
 DEFAULT_MAX_RELEARNED = 50_000
 """Windows that the check of logged selection learns again: some seconds."""
+
+MAX_LISTED = 30
+"""Names that a refusal lists."""
 
 MAX_STREAMS = 12
 """Streams that are looked at closely, those with most tokens; all are in the tables."""
@@ -96,6 +101,7 @@ def analyse(
     """
     asked = options or ReplayOptions(walks=WalkOptions(policies=tuple(policies)))
     reader = LogReader(log, streams=asked.streams)
+    refuse_unknown(reader, asked)
     builder, meter = TraceBuilder(), CostMeter()
     check = _SelfCheck(asked.worker_selector, asked.max_relearned)
     walks = PolicyWalks(asked.walks, generator, builder.drafter_to_index)
@@ -130,6 +136,29 @@ def analyse(
         stream_to_best=stream_to_best,
         summary=summary,
     )
+
+
+def refuse_unknown(reader: LogReader, asked: ReplayOptions) -> None:
+    """Refuse streams and drafters that the log does not have, before it is read.
+
+    Raises:
+        ReplayError: If there is one, with those that are known.
+    """
+    fixed = [text for text in asked.walks.policies if text.startswith(f"{Fixed.name}:")]
+    drafter_ids = [text.partition(":")[2] for text in fixed]
+    drafter_ids += asked.walks.drafter_ids or ()
+    if not drafter_ids and asked.streams is None:
+        return
+    known_streams, known_drafters = reader.names()
+    for kind, wanted, known in (
+        ("stream", asked.streams or (), known_streams),
+        ("drafter", drafter_ids, known_drafters),
+    ):
+        for name in wanted:
+            if name not in known:
+                listed = ", ".join(known[:MAX_LISTED]) or "none"
+                more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
+                raise ReplayError(f"unknown {kind} {name!r}, the log has: {listed}{more}")
 
 
 def _best_per_stream(

@@ -11,6 +11,7 @@ import heapq
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -165,6 +166,24 @@ class LogReader:
                 yield row
         if not self._num_events:
             raise ReplayError(f"{self._log} holds no events{self._reasons()}")
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read the columns of readable files as they lie, unchecked: the floor of any replay."""
+        for path in (path for files in self._files for path in files):
+            with suppress(OSError, pa.ArrowException):
+                yield from self._batches(path)
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the stream and the drafter ids of readable files, without reading the rest."""
+        streams: dict[str, None] = {}
+        drafter_ids: dict[str, None] = {}
+        for path in (path for files in self._files for path in files):
+            with suppress(OSError, pa.ArrowException), pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(columns=["stream", "drafter_ids"]):
+                    streams.update(dict.fromkeys(batch["stream"].unique().to_pylist()))
+                    ids = batch["drafter_ids"].flatten().unique()
+                    drafter_ids.update(dict.fromkeys(ids.to_pylist()))
+        return tuple(streams), tuple(drafter_ids)
 
     def summary(self) -> LogSummary:
         """Summarise what has been read so far; complete once the iteration has ended."""

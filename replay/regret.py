@@ -33,7 +33,7 @@ from replay.cost import MeasuredCost
 from replay.trace import NO_WINDOW, Trace
 from schemas.events import NO_DRAFTER
 
-MAX_BLOCKS = 2000
+MAX_BLOCKS = 1000
 """Blocks that a resampled series is made of, at most: longer series get longer blocks."""
 
 DRAWS_AT_ONCE = 2_000_000

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.json_files import OutputError
-from pipeline.replaying import replay_log
+from pipeline.replaying import DEFAULT_POLICIES, ReplayRequest, replay_log
 from replay.errors import ReplayError
 from tests.replay.logs import rich_events
 from tests.replay.synthetic import log, write_log
@@ -31,8 +31,7 @@ def test_tables_page_and_numbers_tell_the_same_and_twice_the_same(
         output = io.StringIO()
         analysis = replay_log(
             folder,
-            report=tmp_path / f"{name}.html",
-            json_file=tmp_path / f"{name}.json",
+            ReplayRequest(report=tmp_path / f"{name}.html", json_file=tmp_path / f"{name}.json"),
             console=Console(file=output, width=120),
         )
         texts.append(output.getvalue().replace(name, "report"))
@@ -46,20 +45,23 @@ def test_tables_page_and_numbers_tell_the_same_and_twice_the_same(
     for stream in ("tenant-a.code", "tenant-b.maths", "tenant-c.chat", "all"):
         assert stream in texts[0]
     assert "0 disagreements" in texts[0]
+    assert tuple(row["policy"] for row in numbers["policies"]) == DEFAULT_POLICIES
+    assert all(policy in texts[0] for policy in DEFAULT_POLICIES)
     assert "</html>" in (tmp_path / "first.html").read_text()
 
 
 def test_without_files_asked_for_none_is_written(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    replay_log(folder, report=None, json_file=None, console=Console(file=io.StringIO()))
+    replay_log(folder, ReplayRequest(), console=Console(file=io.StringIO()))
     assert sorted(folder.rglob("*")) == before
 
 
 def test_invalid_places_are_named(folder: Path, tmp_path: Path) -> None:
     console = Console(file=io.StringIO())
     with pytest.raises(ReplayError, match="absent does not exist"):
-        replay_log(tmp_path / "absent", report=None, json_file=None, console=console)
+        replay_log(tmp_path / "absent", ReplayRequest(), console=console)
     with pytest.raises(ReplayError, match=r"/dev/null/x"):
-        replay_log(folder, report=Path("/dev/null/x"), json_file=None, console=console)
+        replay_log(folder, ReplayRequest(report=Path("/dev/null/x")), console=console)
     with pytest.raises(OutputError, match=r"no/numbers\.json"):
-        replay_log(folder, report=None, json_file=tmp_path / "no" / "numbers.json", console=console)
+        asked = ReplayRequest(json_file=tmp_path / "no" / "numbers.json")
+        replay_log(folder, asked, console=console)
