@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ class TrainingBatch:
         top_token_ids: int64 (B, K, C), the target's most probable tokens at the label's position.
         top_probabilities: float32 (B, K, C), their probabilities at temperature 1; 0 where the
             position was not verified or less was recorded. C is 0 if nothing was.
+        context_hidden: float32 (B, N, H), the states that predicted the context's tokens; 0 where
+            there is none.
+        context_token_ids: int64 (B, N), the tokens before the first fed one, the oldest first; -1
+            where the segment does not reach back so far. N is 0 unless asked for.
     """
 
     hidden: torch.Tensor
@@ -29,6 +33,10 @@ class TrainingBatch:
     label_token_ids: torch.Tensor
     top_token_ids: torch.Tensor
     top_probabilities: torch.Tensor
+    context_hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, 0))
+    context_token_ids: torch.Tensor = field(
+        default_factory=lambda: torch.empty((0, 0), dtype=torch.int64)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,25 +89,42 @@ class ExampleMemory:
             offsets.setdefault(segment.partition, segment.offset)
         return offsets
 
-    def draw(self, size: int, num_levels: int, rng: np.random.Generator) -> TrainingBatch | None:
-        """Draw at most ``size`` distinct examples, uniformly; None if there is none."""
+    def draw(
+        self, size: int, num_levels: int, rng: np.random.Generator, *, num_context: int = 0
+    ) -> TrainingBatch | None:
+        """Draw at most ``size`` distinct examples, uniformly; None if there is none.
+
+        Args:
+            size: Most examples, >= 1.
+            num_levels: K, >= 1.
+            rng: Draws them.
+            num_context: Tokens before the first fed one that each example comes with, >= 0.
+        """
         ends = np.cumsum([segment.num_examples for segment in self._segments])
         if not len(ends) or not ends[-1]:
             return None
         chosen = rng.choice(ends[-1], size=min(size, int(ends[-1])), replace=False)
         which = np.searchsorted(ends, chosen, side="right")
         starts = chosen - np.where(which > 0, ends[which - 1], 0) + 1
-        return _batch([self._segments[i] for i in which], starts, num_levels)
+        return _batch([self._segments[i] for i in which], starts, num_levels, num_context)
 
 
-def _batch(segments: Sequence[Segment], starts: NDArray[np.int64], levels: int) -> TrainingBatch:
+def _batch(
+    segments: Sequence[Segment], starts: NDArray[np.int64], levels: int, num_context: int
+) -> TrainingBatch:
     """Gather windows that start at index ``starts[i]`` >= 1 of ``segments[i]``."""
     num_top = max(segment.top_token_ids.shape[1] for segment in segments)
     hidden = np.stack([s.hidden[start - 1] for s, start in zip(segments, starts, strict=True)])
     tokens = np.full((len(segments), levels + 1), -1, dtype=np.int64)
     top_tokens = np.zeros((len(segments), levels, num_top), dtype=np.int64)
     top_probabilities = np.zeros(top_tokens.shape, dtype=np.float32)
+    context = np.zeros((len(segments), num_context, hidden.shape[1]), dtype=np.float32)
+    context_tokens = np.full((len(segments), num_context), -1, dtype=np.int64)
     for row, (segment, start) in enumerate(zip(segments, starts, strict=True)):
+        first = max(start - 1 - num_context, 0)
+        before = num_context - (start - 1 - first)
+        context[row, before:] = segment.hidden[first : start - 1]
+        context_tokens[row, before:] = segment.token_ids[first : start - 1]
         found = segment.token_ids[start - 1 : start + levels]
         tokens[row, : len(found)] = found
         place = (row, slice(len(found) - 1), slice(segment.top_token_ids.shape[1]))
@@ -111,4 +136,6 @@ def _batch(segments: Sequence[Segment], starts: NDArray[np.int64], levels: int) 
         label_token_ids=torch.from_numpy(tokens[:, 1:].copy()),
         top_token_ids=torch.from_numpy(top_tokens),
         top_probabilities=torch.from_numpy(top_probabilities),
+        context_hidden=torch.from_numpy(context),
+        context_token_ids=torch.from_numpy(context_tokens),
     )

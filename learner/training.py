@@ -36,13 +36,17 @@ class FencedError(Exception):
 
 
 class TrainableDrafter(Protocol):
-    """A drafter with parameters, as the learner sees it."""
+    """A drafter with parameters, as the learner sees it.
+
+    ``num_context`` is how many tokens before the first fed one its examples must come with.
+    """
 
     drafter_id: str
     architecture: str
     draft_vocabulary_hash: str
     hidden_size: int
     vocab_size: int
+    num_context: int
 
     def initial_weights(self) -> Weights:
         """Return untrained float32 parameters by name, the same at every call."""
@@ -234,7 +238,12 @@ class DrafterTrainer:
         settings = self._settings
         rng = np.random.default_rng([settings.seed, segment.partition, segment.offset])
         for _ in range(settings.steps_per_event):
-            batch = self._memory.draw(settings.batch_size, settings.num_levels, rng)
+            batch = self._memory.draw(
+                settings.batch_size,
+                settings.num_levels,
+                rng,
+                num_context=self.drafter.num_context,
+            )
             if batch is None:
                 return
             try:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 
-from inference.drafters import convex, hydra
+from inference.drafters import convex, eagle, hydra, token_lm
 from inference.drafters.causal_lm import CausalLmDrafter
 from inference.drafters.convex import ConvexDrafter
 from inference.drafters.convex_training import TrainableConvex
+from inference.drafters.eagle import EagleDrafter
+from inference.drafters.eagle_training import TrainableEagle
 from inference.drafters.hydra import (
     DraftVocabulary,
     FrozenRows,
@@ -23,14 +25,16 @@ from inference.drafters.hydra_training import VOCABULARY, TrainableHydra
 from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.drafters.suffix import SuffixDrafter
+from inference.drafters.token_lm import TokenLmDrafter
+from inference.drafters.token_lm_training import TrainableTokenLm
 from inference.ports import Drafter
 from inference.target import Target, load_target
 from learner.training import TrainableDrafter
+from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import ArtifactError, DrafterRegistry
-from pipeline.settings import DrafterSettings
 from schemas.events import DrafterReleased
 
-Head = HydraDrafter | ConvexDrafter
+Head = HydraDrafter | ConvexDrafter | EagleDrafter | TokenLmDrafter
 """A drafter over the target's frozen rows, with weights of its own."""
 
 Tensors = Mapping[str, torch.Tensor]
@@ -58,14 +62,27 @@ def _convex_shapes(tensors: Tensors, hidden_size: int) -> dict[str, tuple[int, .
     return convex.convex_shapes(_size(tensors, convex.MAPS), hidden_size, rank)
 
 
-def _size(tensors: Tensors, name: str) -> int:
-    """Return the first size of a tensor; 0 if there is none."""
-    return tensors[name].shape[0] if name in tensors and tensors[name].ndim else 0
+def _eagle_shapes(tensors: Tensors, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    num_heads, distances = _size(tensors, "distance"), _size(tensors, "distance", -1)
+    return eagle.eagle_shapes(hidden_size, _size(tensors, "gate"), num_heads, distances - 1)
+
+
+def _token_lm_shapes(tensors: Tensors, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    rank = _size(tensors, "reduce")
+    num_read = _size(tensors, "mix", -1) // max(rank, 1)
+    return token_lm.token_lm_shapes(hidden_size, _size(tensors, "mix"), rank, num_read)
+
+
+def _size(tensors: Tensors, name: str, axis: int = 0) -> int:
+    """Return a size of a tensor; 0 if there is none."""
+    return tensors[name].shape[axis] if name in tensors and tensors[name].ndim else 0
 
 
 HEADS: Mapping[str, HeadKind] = {
     hydra.ARCHITECTURE: HeadKind(build=HydraDrafter, shapes=_hydra_shapes),
     convex.ARCHITECTURE: HeadKind(build=ConvexDrafter, shapes=_convex_shapes),
+    eagle.ARCHITECTURE: HeadKind(build=EagleDrafter, shapes=_eagle_shapes),
+    token_lm.ARCHITECTURE: HeadKind(build=TokenLmDrafter, shapes=_token_lm_shapes),
 }
 """Architectures by the name that releases carry."""
 
@@ -170,7 +187,7 @@ def _drafter(
         case "causal_lm":
             model = load_target(resolve(one.path), dtype=dtype)
             return CausalLmDrafter(model, target, drafter_id=one.drafter_id)
-        case "hydra" | "convex" | "none":
+        case "hydra" | "convex" | "eagle" | "token_lm" | "none":
             return NothingDrafter(one.drafter_id)
 
 
@@ -194,6 +211,24 @@ def trainable(one: DrafterSettings, rows: FrozenRows, *, num_levels: int = 4) ->
         case "convex":
             return TrainableConvex(
                 one.drafter_id, rows, num_levels=num_levels, rank=one.rank, seed=one.seed
+            )
+        case "eagle":
+            return TrainableEagle(
+                one.drafter_id,
+                rows,
+                inner_size=one.inner_size,
+                num_heads=one.num_heads,
+                num_context=one.num_context,
+                seed=one.seed,
+            )
+        case "token_lm":
+            return TrainableTokenLm(
+                one.drafter_id,
+                rows,
+                inner_size=one.inner_size,
+                rank=one.rank,
+                num_read=one.num_context + 1,
+                seed=one.seed,
             )
         case _:
             return TrainableHydra(one.drafter_id, rows, inner_size=one.inner_size, seed=one.seed)

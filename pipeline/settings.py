@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings import SettingsError as SourceError
 
 from learner.selection import DEFAULT_POLICY, parse_policy
 from learner.updates import DEFAULT_RULE
-from schemas import checks
+from pipeline.pool_settings import DEFAULT_POOL, DrafterSettings, Identifier, Pool, Section
 
 PREFIX = "DRAFTLOOP_"
 NESTING = "__"
@@ -35,12 +35,6 @@ DEFAULT_FILE = Path("draftloop.toml")
 
 class SettingsError(Exception):
     """A setting cannot be used; the message is one line with its place, value and cure."""
-
-
-def _identifier(value: str) -> str:
-    if not checks.IDENTIFIER.fullmatch(value):
-        raise ValueError(f"expected /{checks.IDENTIFIER.pattern}/")
-    return value
 
 
 def _policy_name(value: str) -> str:
@@ -56,32 +50,13 @@ def _rule_text(value: str) -> str:
     return value
 
 
-def _pool(drafters: tuple[DrafterSettings, ...]) -> tuple[DrafterSettings, ...]:
-    ids = [one.drafter_id for one in drafters]
-    repeated = sorted({one for one in ids if ids.count(one) > 1})
-    if repeated:
-        raise ValueError(f"drafter_id {repeated[0]!r} stands twice, expected distinct ones")
-    if not ids:
-        raise ValueError("expected at least one drafter")
-    return drafters
-
-
 def _expanded(value: Path) -> Path:
     return value.expanduser()
 
 
 Folder = Annotated[Path, AfterValidator(_expanded)]
-Identifier = Annotated[str, AfterValidator(_identifier)]
 PolicyName = Annotated[str, AfterValidator(_policy_name)]
 RuleText = Annotated[str, AfterValidator(_rule_text)]
-
-
-class Section(BaseModel):
-    """A table of the file."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 class EventLogSettings(Section):
@@ -128,49 +103,6 @@ class KafkaSettings(Section):
     """Copies of the topics made here; -1 = the broker's default."""
     schema_registry: str = ""
     """Address of a schema registry, `http://host:8081`; empty = schema ids come from Draftloop."""
-
-
-class DrafterSettings(Section):
-    """One drafter of the pool: a `[[drafters]]` table; keys of other kinds are not read."""
-
-    drafter_id: Identifier
-    """Names the drafter in events, policies and artifacts."""
-    kind: Literal["none", "prompt_lookup", "suffix", "causal_lm", "hydra", "convex"]
-    """`none` never drafts; `hydra` and `convex` are heads that learn from traffic."""
-    path: str = ""
-    """Model folder (`causal_lm`)."""
-    longest: int = Field(default=4, ge=1, le=64)
-    """Longest n-gram looked up first (`prompt_lookup`, `suffix`)."""
-    shortest: int = Field(default=2, ge=1, le=64)
-    """Shortest n-gram that may match (`prompt_lookup`, `suffix`)."""
-    inner_size: int = Field(default=1152, ge=1, le=1_000_000)
-    """Width of the mixing layer (`hydra`)."""
-    memory_positions: int = Field(default=1_000_000, ge=1)
-    """Positions of past traffic that training draws from: few follow, many remember (heads)."""
-    rank: int = Field(default=256, ge=1, le=1_000_000)
-    """Random features of the target's state that it is linear in (`convex`)."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the untrained weights (heads)."""
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether it is a head, which learns and is released."""
-        return self.kind in ("hydra", "convex")
-
-    @model_validator(mode="after")
-    def _has_a_path(self) -> Self:
-        if self.kind == "causal_lm" and not self.path:
-            raise ValueError(f"drafter {self.drafter_id!r}: expected path, the folder of its model")
-        return self
-
-
-DEFAULT_POOL = (
-    DrafterSettings(drafter_id="none", kind="none"),
-    DrafterSettings(drafter_id="prompt-lookup", kind="prompt_lookup", longest=3),
-    DrafterSettings(drafter_id="suffix", kind="suffix", longest=6),
-    DrafterSettings(drafter_id="head-recent", kind="hydra", memory_positions=1500, seed=1),
-    DrafterSettings(drafter_id="head-replay", kind="hydra", seed=2),
-)
 
 
 class ModelSettings(Section):
@@ -265,7 +197,7 @@ class Settings(Section):
     event_log: EventLogSettings = EventLogSettings()
     kafka: KafkaSettings = KafkaSettings()
     model: ModelSettings = ModelSettings()
-    drafters: Annotated[tuple[DrafterSettings, ...], AfterValidator(_pool)] = DEFAULT_POOL
+    drafters: Pool = DEFAULT_POOL
     """The pool, as `[[drafters]]` tables; their order is the order of every array."""
     worker: WorkerSettings = WorkerSettings()
     learner: LearnerSettings = LearnerSettings()

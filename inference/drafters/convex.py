@@ -45,7 +45,8 @@ def convex_shapes(
 
 def random_projection(rank: int, hidden_size: int, generator: torch.Generator) -> torch.Tensor:
     """Return P, (rank, 2 H): normal, so that features of norm sqrt(2 H) keep theirs on average."""
-    return torch.randn((rank, 2 * hidden_size), generator=generator) / (2 * hidden_size) ** 0.5
+    normal = torch.randn((rank, 2 * hidden_size), generator=generator)
+    return normal.div(float(2 * hidden_size) ** 0.5)
 
 
 def convex_features(

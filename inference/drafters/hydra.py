@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from inference.packing import Linear, packed_linear
-from inference.ports import Draft, Predictions, WindowBatch
+from inference.ports import NO_PROPOSAL, Draft, Predictions, WindowBatch
 from inference.sampling import draw, processed_probs
 from inference.trajectory import Trajectory
 from schemas.events import DrafterVersion
@@ -349,6 +349,8 @@ def predict_heads(sessions: Sequence[HydraSession], windows: WindowBatch) -> lis
             for state, session in zip(per_head, sessions, strict=True)
         ]
         scaled = [s * x.drafter.weights["gain"] for s, x in zip(per_head, sessions, strict=True)]
+        if level < windows.num_known_levels:
+            continue
         # One product for all heads: their shared rows are read once.
         joint = torch.split(rows.logits(torch.cat(scaled)), len(states))
         for session, own, state, kept in zip(sessions, joint, scaled, found, strict=True):
@@ -356,10 +358,13 @@ def predict_heads(sessions: Sequence[HydraSession], windows: WindowBatch) -> lis
             kept.append(
                 session.full_probs(logits) if session.draws_drafts else session.best(logits)
             )
+    known = windows.num_known_levels
     return [
-        Predictions(probs=torch.stack(kept, dim=1))
+        Predictions(probs=F.pad(torch.stack(kept, dim=1), (0, 0, known, 0)))
         if session.draws_drafts
-        else Predictions(proposals=torch.stack(kept, dim=1).numpy())
+        else Predictions(
+            proposals=F.pad(torch.stack(kept, dim=1), (known, 0), value=NO_PROPOSAL).numpy()
+        )
         for session, kept in zip(sessions, found, strict=True)
     ]
 

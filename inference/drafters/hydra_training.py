@@ -38,6 +38,7 @@ class TrainableHydra:
     """
 
     architecture = ARCHITECTURE
+    num_context = 0
 
     def __init__(
         self,

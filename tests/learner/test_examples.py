@@ -147,3 +147,33 @@ def replace_top(one: Segment, num_top: int) -> Segment:
         top_token_ids=one.top_token_ids[:, :num_top],
         top_probabilities=one.top_probabilities[:, :num_top],
     )
+
+
+def test_the_context_is_what_stood_before_and_never_reaches_into_another_segment() -> None:
+    memory = ExampleMemory(100)
+    memory.add(segment(0, 5))
+    memory.add(segment(1, 3))
+    batch = memory.draw(99, LEVELS, np.random.default_rng(0), num_context=3)
+    assert batch is not None
+    order = np.argsort(batch.fed_token_ids[:, 0].numpy())
+    assert batch.context_token_ids[order].tolist() == [
+        [-1, -1, -1],
+        [-1, -1, 0],
+        [-1, 0, 1],
+        [0, 1, 2],
+        [-1, -1, -1],
+        [-1, -1, 100],
+    ]
+    expected = batch.context_token_ids.clamp_min(0).float()
+    assert torch.equal(batch.context_hidden[..., 0], expected)
+
+
+def test_without_a_context_nothing_else_changes() -> None:
+    memory = ExampleMemory(100)
+    memory.add(segment(0, 9))
+    plain = drawn(memory, 4)
+    more = memory.draw(4, LEVELS, np.random.default_rng(0), num_context=2)
+    assert more is not None
+    assert torch.equal(plain.hidden, more.hidden)
+    assert torch.equal(plain.label_token_ids, more.label_token_ids)
+    assert plain.context_token_ids.shape == (4, 0)

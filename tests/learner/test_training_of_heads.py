@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from inference.drafters.hydra import FrozenRows, HydraDrafter, frequent_tokens
+from inference.drafters.convex_training import TrainableConvex
+from inference.drafters.eagle_training import TrainableEagle
+from inference.drafters.hydra import FrozenRows, frequent_tokens
 from inference.drafters.hydra_training import TrainableHydra
 from inference.drafters.nothing import NothingDrafter
+from inference.drafters.token_lm_training import TrainableTokenLm
 from inference.sampling import SamplingParams
 from inference.target import Target
 from learner.examples import TrainingBatch
-from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
+from learner.training import DrafterTrainer, OnlineTrainer, TrainableDrafter, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
-from pipeline.drafters import HeadLoader
+from pipeline.drafters import Head, HeadLoader
 from pipeline.registry import DrafterRegistry
 from schemas.codec import decode_drafter_released
 from schemas.events import VerificationEvent
@@ -43,7 +46,7 @@ class Loop:
 
     folder: Path
     target: Target
-    drafter: TrainableHydra
+    drafter: TrainableDrafter
     settings: TrainingSettings
     releases: Releases = field(default_factory=Releases)
     states: HiddenStates = field(default_factory=HiddenStates)
@@ -63,12 +66,10 @@ class Loop:
             [self.trainer], self.states, target_fingerprint=self.target.fingerprint
         )
 
-    def served(self) -> HydraDrafter:
+    def served(self) -> Head:
         """Load the newest release as a worker does."""
         loader = HeadLoader(self.target, DrafterRegistry(str(self.folder)))
-        head = loader(self.releases.read_all()[0])
-        assert isinstance(head, HydraDrafter)
-        return head
+        return loader(self.releases.read_all()[0])
 
     def serve(self, prompt: list[int], num_tokens: int) -> tuple[list[VerificationEvent], float]:
         """Serve a request with the newest head; return events and mean accepted tokens."""
@@ -104,6 +105,42 @@ def test_a_head_overfit_on_one_text_is_accepted_whole_when_served(tmp_path: Path
     _, trained = loop.serve(prompt, 26)
     assert untrained < 1.0
     assert trained == 4.0
+
+
+def other_head_of(kind: str, target: Target) -> TrainableDrafter:
+    """Return a head of another kind, with all tokens as its draft vocabulary."""
+    vocabulary = frequent_tokens({}, size=VOCAB_SIZE, vocab_size=VOCAB_SIZE)
+    rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
+    if kind == "convex":
+        return TrainableConvex("head", rows, num_levels=4, rank=None)
+    if kind == "eagle":
+        return TrainableEagle("head", rows, inner_size=32, num_heads=2, num_context=4)
+    return TrainableTokenLm("head", rows, inner_size=64, rank=8, num_read=4)
+
+
+@pytest.mark.parametrize("kind", ["convex", "eagle", "token_lm"])
+@pytest.mark.parametrize("rule", ["online_gradient", "ensemble:num_experts=2"])
+def test_every_kind_learns_from_what_a_worker_recorded_and_is_accepted_more(
+    tmp_path: Path, kind: str, rule: str
+) -> None:
+    target = tiny_llama(2)
+    settings = TrainingSettings(
+        num_levels=4,
+        batch_size=64,
+        steps_per_event=100,
+        rule=rule,
+        gradient=OnlineGradientSettings(learning_rate=1e-2, betas=(0.9, 0.99)),
+    )
+    loop = Loop(tmp_path, target, other_head_of(kind, target), settings)
+    online = loop.start()
+    prompt = random_prompts(6, count=1, length=12)[0]
+    events, untrained = loop.serve(prompt, 26)
+    for received in placed(events):
+        online.train(received)
+    _, trained = loop.serve(prompt, 26)
+    assert untrained < 1.0
+    assert trained > 2.5
+    assert loop.trainer.num_refused_steps == 0
 
 
 def test_the_loss_is_the_cross_entropy_to_label_and_distribution() -> None:

@@ -37,6 +37,7 @@ class Softmax:
     architecture = "softmax"
     draft_vocabulary_hash = ""
     hidden_size = HIDDEN
+    num_context = 0
     vocab_size = VOCAB
 
     def __init__(self, drafter_id: str = "softmax") -> None:

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from inference.drafters.convex import ConvexDrafter
+from inference.drafters.eagle import EagleDrafter
 from inference.drafters.hydra import ARCHITECTURE, DraftVocabulary, HydraDrafter
 from inference.drafters.hydra_training import VOCABULARY
 from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.drafters.suffix import SuffixDrafter
+from inference.drafters.token_lm import TokenLmDrafter
 from inference.target import Target
-from pipeline.drafters import HeadLoader, draft_vocabulary, pool_drafters, trainable
+from pipeline.drafters import Head, HeadLoader, draft_vocabulary, pool_drafters, trainable
+from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import ArtifactError, DrafterRegistry
-from pipeline.settings import DrafterSettings
 from schemas.events import DrafterReleased, ReleaseState
 from tests.inference.tiny import VOCAB_SIZE, tiny_llama
 from tests.schemas.builders import make_release
@@ -172,21 +174,39 @@ def test_invalid_parameters_are_refused(
         HeadLoader(target, registry)(released(target, registry, tensors=tensors))
 
 
-def test_a_convex_head_is_trained_stored_and_loaded_by_its_architecture(
-    target: Target, registry: DrafterRegistry
+@pytest.mark.parametrize(
+    ("one", "kind", "spoiled"),
+    [
+        (DrafterSettings(drafter_id="head-a", kind="convex", rank=5), ConvexDrafter, "maps"),
+        (
+            DrafterSettings(drafter_id="head-a", kind="eagle", inner_size=8, num_heads=4),
+            EagleDrafter,
+            "query",
+        ),
+        (
+            DrafterSettings(drafter_id="head-a", kind="token_lm", inner_size=8, rank=3),
+            TokenLmDrafter,
+            "reduce",
+        ),
+    ],
+)
+def test_heads_of_every_kind_are_trained_stored_and_loaded_by_their_architecture(
+    target: Target,
+    registry: DrafterRegistry,
+    one: DrafterSettings,
+    kind: type[Head],
+    spoiled: str,
 ) -> None:
-    one = DrafterSettings(drafter_id="head-a", kind="convex", rank=5)
     assert one.is_trained
     rows = HeadLoader(target, registry).rows_of(draft_vocabulary(target, ["aab"], size=10))
     head = trainable(one, rows, num_levels=3)
     tensors = head.artifact(head.initial_weights())
-    release = replace(released(target, registry, tensors=tensors), architecture=head.architecture)
-    loaded = HeadLoader(target, registry)(release)
-    assert isinstance(loaded, ConvexDrafter)
-    assert {name: tuple(tensor.shape) for name, tensor in loaded.weights.items()} == {
-        "maps": (3, target.hidden_size, 5),
-        "projection": (5, 2 * target.hidden_size),
-    }
-    wrong = released(target, registry, version=1, tensors={**tensors, "maps": torch.ones(3, 2, 5)})
+    release = released(target, registry, tensors=tensors)
+    loaded = HeadLoader(target, registry)(replace(release, architecture=head.architecture))
+    assert isinstance(loaded, kind)
+    assert {VOCABULARY, *loaded.weights} == tensors.keys()
+    assert all(torch.equal(loaded.weights[name], tensors[name]) for name in loaded.weights)
+    wrong = {**tensors, spoiled: tensors[spoiled][..., 1:].clone()}
+    release = released(target, registry, version=1, tensors=wrong)
     with pytest.raises(ArtifactError, match=r"drafter head-a version 1: found .*, expected "):
-        HeadLoader(target, registry)(replace(wrong, architecture=head.architecture))
+        HeadLoader(target, registry)(replace(release, architecture=head.architecture))
