@@ -1,7 +1,9 @@
 """Compilation of the kernels that the live learner, replay and benchmarks share.
 
 Kernels are plain loops over arrays, without clock, generator or I/O, and run without the
-interpreter's lock. numba compiles them at their first use and keeps the result in its cache.
+interpreter's lock. numba compiles them at their first use and keeps the result in a cache. It does
+not notice when a kernel's callee in another file changes, so the cache is one folder per state of
+this package's sources.
 
 A policy's two kernels have fixed signatures, so that ``kernels`` takes them as function pointers:
 
@@ -12,8 +14,10 @@ A policy's two kernels have fixed signatures, so that ``kernels`` takes them as 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -25,8 +29,30 @@ VECTOR = types.float64[::1]
 LEARN = types.void(TABLE, VECTOR, VECTOR)
 LEARN_ROUND = types.void(TABLE, VECTOR, types.int64, types.float64, types.float64, types.float64)
 
+SOURCES = Path(__file__).resolve().parents[1]
+DEFAULT_CACHE = Path.home() / ".cache" / "draftloop" / "kernels"
+"""Where compiled kernels are kept unless numba's own setting NUMBA_CACHE_DIR names a folder."""
+
 Kernel = Callable[..., Any]
 F = TypeVar("F", bound=Kernel)
+
+
+def sources_digest(folder: Path) -> str:
+    """Return a digest of all Python files below ``folder``: equal sources, equal machine code."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _keep_apart() -> None:
+    """Let numba cache below a folder of these sources."""
+    config: Any = numba.config
+    config.CACHE_DIR = str(Path(config.CACHE_DIR or DEFAULT_CACHE) / sources_digest(SOURCES))
+
+
+_keep_apart()
 
 
 def compiled(function: F) -> F:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection import CompiledPolicy
-from learner.selection.ada_normal_hedge_grid import LEARNING_RATES, SHARES
+from learner.selection.ada_normal_hedge_grid import LEARNING_RATES, NUM_LEARNERS, SHARES, TO_PAST
 from tests.learner.selection.play import Play
 
 Vector = NDArray[np.float64]
@@ -76,13 +76,20 @@ def leader(play: Play, policy: CompiledPolicy) -> Vector:
 
 
 def _shares(
-    play: Play, prior: Vector, rate: float, share: float, comparators: NDArray[np.int64]
+    play: Play,
+    prior: Vector,
+    rate: float,
+    share: float,
+    comparators: NDArray[np.int64],
+    *,
+    to_prior: float = 1.0,
 ) -> float:
+    """Return fixed share's bound; ``to_prior`` is the part of the share that the prior gets."""
     num_rounds = len(play.losses)
     switched = np.flatnonzero(np.diff(comparators)) + 1
     entered = np.concatenate([comparators[:1], comparators[switched]])
     switches = len(switched)
-    nats = np.log(1.0 / prior[entered]).sum() + switches * np.log(1.0 / share)
+    nats = np.log(1.0 / prior[entered]).sum() + switches * np.log(1.0 / (share * to_prior))
     nats += (num_rounds - switches - 1) * np.log(1.0 / (1.0 - share))
     return float(nats / rate + rate * num_rounds / 8.0)
 
@@ -107,12 +114,16 @@ def mixing_past_posteriors_shifting(
 
 
 def grid_shifting(play: Play, policy: CompiledPolicy, comparators: NDArray[np.int64]) -> float:
-    """AdaNormalHedge's regret to the best of nine fixed-share learners, and theirs."""
+    """AdaNormalHedge's regret to the best of the grid's learners, and theirs.
+
+    Of a learner's share only the part that does not go to the past is sure to reach a drafter.
+    """
     num_rounds = len(play.losses)
     mean = 1.0 + 1.5 * (1.0 + np.log(1.0 + num_rounds))
-    logarithms = np.log(9.0) + np.log(mean) + np.log(1.0 + np.log(9.0))
+    number, to_prior = float(NUM_LEARNERS), 1.0 - policy.numbers[TO_PAST]
+    logarithms = np.log(number) + np.log(mean) + np.log(1.0 + np.log(number))
     members = [
-        _shares(play, policy.table[1], rate, share, comparators)
+        _shares(play, policy.table[1], rate, share, comparators, to_prior=to_prior)
         for rate in LEARNING_RATES
         for share in SHARES
     ]

@@ -157,7 +157,7 @@ def test_the_leader_leaves_cleanly(name: str, losses: NDArray[np.float64]) -> No
     without = policy.with_drafters([0, 1, 3], share=SHARE)
     assert_distribution(without)
     if before.sum() > 0.0:
-        # The nine learners of the grid share what left each for itself.
+        # The learners of the grid share what left each for itself.
         tolerance = 0.05 if name == "ada_normal_hedge_grid" else 1e-9
         np.testing.assert_allclose(without.table[0], before / before.sum(), atol=tolerance)
     without.learn_windows(losses[:100][:, [0, 1, 3]])
