@@ -37,11 +37,13 @@ class WindowBatch:
         starts: int64 (W,), ascending, each above ``num_prompt_tokens``.
         num_levels: int64 (W,), levels whose position is verified, 1..K.
         num_speculative_tokens: K.
+        num_known_levels: Levels whose predictions are known already and will not be read, 0..K.
     """
 
     starts: NDArray[np.int64]
     num_levels: NDArray[np.int64]
     num_speculative_tokens: int
+    num_known_levels: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,8 @@ class Predictions:
     """What one drafter would have proposed in a batch of windows.
 
     Exactly one is set. ``proposals`` int64 (W, K), ``NO_PROPOSAL`` where it would have stopped;
-    ``probs`` float32 (W, K, V) where drafts are drawn. Entries beyond a window's levels are unread.
+    ``probs`` float32 (W, K, V) where drafts are drawn. Entries beyond a window's levels, and of
+    known ones, are unread.
     """
 
     proposals: NDArray[np.int64] | None = None

@@ -117,6 +117,8 @@ class WindowScorer:
         """Score what is complete; None if there is less than a block of it (none, if final)."""
         levels = self._num_speculative_tokens
         last = len(self._trajectory) - 1 if is_final else len(self._trajectory) - levels
+        if self.scores_first_levels:
+            last = min(last, self._next_first_level)
         # Those left out count: what is scored of a run must not wait for the next one.
         if levels == 0 or last - self._next_start < (1 if is_final else self._block):
             return None
@@ -157,6 +159,7 @@ class WindowScorer:
                 starts=windows.starts[is_whole],
                 num_levels=windows.num_levels[is_whole],
                 num_speculative_tokens=windows.num_speculative_tokens,
+                num_known_levels=int(self.scores_first_levels),
             )
             scored = scored_batch(self._trajectory, whole, session.predict(whole))
             batch.acceptance_probability[is_whole] = scored.acceptance_probability
