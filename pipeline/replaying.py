@@ -105,6 +105,8 @@ def show_summary(summary: ReplaySummary, console: Console) -> None:
         console.print(_regret_table(summary))
     if summary.policies:
         console.print(_policy_table(summary))
+    if summary.off_policy:
+        console.print(_off_policy_table(summary))
     check = summary.check
     console.print(
         f"re-run of the log: {check.num_checked:,} of {check.num_rounds:,} rounds rebuilt, "
@@ -169,6 +171,23 @@ def _policy_table(summary: ReplaySummary) -> Table:
             _number(row.tokens_per_second, 1),
             f"{row.num_switches:,}",
             share,
+        )
+    return table
+
+
+def _off_policy_table(summary: ReplaySummary) -> Table:
+    table = _table(
+        "Other policies, estimated from what was played",
+        *("policy", "doubly robust", "95 % interval", "weighted", "worth rounds"),
+    )
+    for row in summary.off_policy:
+        interval = f"{_number(row.doubly_robust_low, 3)} .. {_number(row.doubly_robust_high, 3)}"
+        table.add_row(
+            row.policy,
+            _number(row.doubly_robust, 3),
+            interval,
+            _number(row.importance_weighted, 3),
+            _number(row.effective_sample_size, 0),
         )
     return table
 

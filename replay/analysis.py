@@ -14,7 +14,8 @@ from replay.arm_rerun import chooses_arms, logged_arms, verify_logged_arms
 from replay.cost import CostMeter, MeasuredCost
 from replay.errors import ReplayError
 from replay.hindsight import Hindsight, hindsight
-from replay.notes import estimates, missing_comparisons, missing_parts, mixtures
+from replay.notes import estimates, missing_comparisons, missing_parts, mixtures, refusals
+from replay.off_policy_rows import knows_only_what_was_played, off_policy_rows
 from replay.policy_rows import policy_rows
 from replay.ports import SelectorFactory
 from replay.reader import LogReader, LogSummary
@@ -23,7 +24,7 @@ from replay.regret_rows import regret_rows
 from replay.requests import RequestTrace, join_requests
 from replay.rerun import Disagreement, verify_logged_rounds, verify_logged_selection
 from replay.selectors import logged_selector
-from replay.summary import ReplaySummary, RerunCheck
+from replay.summary import OffPolicyRow, ReplaySummary, RerunCheck
 from replay.tables import domain_rows, drafter_rows, stream_rows
 from replay.trace import Trace, TraceBuilder
 from replay.walks import PolicyWalks, WalkOptions
@@ -195,6 +196,10 @@ def _summary(
     total, *streams = stream_rows(trace)
     regrets = regret_rows(trace, rounds, cost, generator, best=best, stream_to_best=stream_to_best)
     policies = tuple(policy_rows(walks, cost, generator))
+    off_policy: tuple[OffPolicyRow, ...] = ()
+    if trace.drafter_ids and knows_only_what_was_played(trace):
+        depth = max(log.num_speculative_tokens, default=1)
+        off_policy = tuple(off_policy_rows(trace, walks.specs, depth, generator))
     partial = tuple(missing_parts(log, trace))
     return ReplaySummary(
         log=log,
@@ -208,12 +213,14 @@ def _summary(
         drafters=drafter_rows(trace),
         regrets=tuple(regrets),
         policies=policies,
+        off_policy=off_policy,
         check=check,
         notes=(
             *partial,
             *missing_comparisons(trace, rounds),
             *mixtures(log),
             *estimates(policies),
+            *refusals(off_policy),
         ),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from replay.reader import LogSummary
 from replay.regret import ComparableRounds
-from replay.summary import PolicyRow
+from replay.summary import OffPolicyRow, PolicyRow
 from replay.trace import Trace
 
 
@@ -60,6 +60,13 @@ def mixtures(log: LogSummary) -> Iterator[str]:
             f"Mixed schema versions ({versions}): what older events lack is read as its default "
             "(docs/events.md)."
         )
+
+
+def refusals(rows: tuple[OffPolicyRow, ...]) -> Iterator[str]:
+    """Yield why a policy could not be estimated from what was played."""
+    for row in rows:
+        if row.refusal is not None:
+            yield f"{row.policy} cannot be estimated: {row.refusal}."
 
 
 def estimates(policies: tuple[PolicyRow, ...]) -> Iterator[str]:

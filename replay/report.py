@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from replay.analysis import Analysis
 from replay.errors import ReplayError
 from replay.plots import report_views, views_to_json
-from replay.summary import DomainRow, DrafterRow, RegretRow, ReplaySummary, StreamRow
+from replay.summary import DomainRow, DrafterRow, OffPolicyRow, RegretRow, ReplaySummary, StreamRow
 
 MAX_TABLE_ROWS = 200
 DASH = "\N{EN DASH}"
@@ -140,6 +140,8 @@ def _tables(summary: ReplaySummary) -> str:
     parts = [_regret_table(summary.regrets), _drafter_table(summary.drafters)]
     if summary.policies:
         parts.append(_policy_table(summary))
+    if summary.off_policy:
+        parts.append(_off_policy_table(summary.off_policy))
     parts.append(_domain_table(summary.domains))
     parts.append(_stream_table(summary.streams))
     parts.append(_problem_table(summary))
@@ -283,6 +285,39 @@ def _policy_table(summary: ReplaySummary) -> str:
         rows,
         "",
     )
+
+
+def _off_policy_table(rows: Sequence[OffPolicyRow]) -> str:
+    return _table(
+        "Other policies, estimated from what was played",
+        "The log scored nobody, so policies are judged by the probabilities with which drafters "
+        "were selected. Means over the logged rounds, 95 % block bootstrap in brackets.",
+        ["Policy", "Doubly robust", "Importance-weighted", "Rounds", "Worth rounds"],
+        [
+            [
+                escape(row.policy),
+                _estimate(
+                    row.doubly_robust, row.doubly_robust_low, row.doubly_robust_high, row.refusal
+                ),
+                _estimate(
+                    row.importance_weighted,
+                    row.importance_weighted_low,
+                    row.importance_weighted_high,
+                    row.refusal,
+                ),
+                f"{row.num_rounds:,}",
+                f"{row.effective_sample_size:,.0f}",
+            ]
+            for row in rows
+        ],
+        "",
+    )
+
+
+def _estimate(
+    value: float | None, low: float | None, high: float | None, refusal: str | None
+) -> str:
+    return _cell(None, refusal or "") if value is None else _range(value, low, high, ".3f")
 
 
 def _domain_table(rows: Sequence[DomainRow]) -> str:

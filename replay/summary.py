@@ -149,6 +149,31 @@ class PolicyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OffPolicyRow:
+    """A policy's mean acceptance length, estimated from a log without scoring.
+
+    Attributes:
+        policy: Its specification.
+        num_rounds: Rounds in which a drafter was played; the estimates are means over them.
+        effective_sample_size: Rounds of equal weight that the estimates are worth.
+        importance_weighted, doubly_robust: See ``replay.off_policy``; with 95 % intervals; None
+            where there is a refusal.
+        refusal: Why there is no number.
+    """
+
+    policy: str
+    num_rounds: int
+    effective_sample_size: float
+    importance_weighted: float | None
+    importance_weighted_low: float | None
+    importance_weighted_high: float | None
+    doubly_robust: float | None
+    doubly_robust_low: float | None
+    doubly_robust_high: float | None
+    refusal: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RerunCheck:
     """Whether the log agrees with itself.
 
@@ -176,6 +201,7 @@ class ReplaySummary:
 
     Attributes:
         is_partial: Something of the log is missing or could not be read: see ``notes``.
+        off_policy: Estimates of the policies where the log knows only what was played; else empty.
         notes: Sentences on what is partial or missing in this log, and why.
     """
 
@@ -190,6 +216,7 @@ class ReplaySummary:
     drafters: tuple[DrafterRow, ...]
     regrets: tuple[RegretRow, ...]
     policies: tuple[PolicyRow, ...]
+    off_policy: tuple[OffPolicyRow, ...]
     check: RerunCheck
     notes: tuple[str, ...]
 

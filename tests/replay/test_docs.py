@@ -7,7 +7,9 @@ from pathlib import Path
 
 from replay.reader import LogSummary, Problem
 from replay.summary import (
+    DomainRow,
     DrafterRow,
+    OffPolicyRow,
     PolicyRow,
     RegretRow,
     ReplaySummary,
@@ -23,7 +25,7 @@ def test_every_key_of_the_json_summary_is_documented() -> None:
     table = PAGE.read_text("utf-8").split("## The summary as JSON")[1]
     for kind in (
         *(LogSummary, Problem, ReplaySummary, StreamRow),
-        *(DrafterRow, RegretRow, PolicyRow, RerunCheck),
+        *(DomainRow, DrafterRow, RegretRow, PolicyRow, OffPolicyRow, RerunCheck),
     ):
         for field in fields(kind):
             assert f"`{field.name}`" in table, f"{kind.__name__}.{field.name}"
