@@ -143,12 +143,9 @@ class ConvexSession(HeadSession):
         states = self.trajectory.hidden(first, last)[torch.from_numpy(windows.starts - 1 - first)]
         verified = np.asarray(self.trajectory.token_ids, dtype=np.int64)
         found: list[torch.Tensor] = []
-        for level in range(windows.num_speculative_tokens):
+        for level in range(windows.num_known_levels, windows.num_speculative_tokens):
             newest = verified[np.minimum(windows.starts + level - 1, len(verified) - 1)]
             scaled = self.drafter.scaled_state(states, torch.from_numpy(newest), level)
             logits = self.logits(self.rows.logits(scaled), scaled, windows.starts)
             found.append(self.full_probs(logits) if self.draws_drafts else self.best(logits))
-        stacked = torch.stack(found, dim=1)
-        if self.draws_drafts:
-            return Predictions(probs=stacked)
-        return Predictions(proposals=stacked.numpy())
+        return self.predictions(found, windows.num_known_levels)

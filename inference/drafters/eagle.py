@@ -128,7 +128,8 @@ class EagleLayer:
         return state * self._weights["gain"]
 
     def _split(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.unflatten(-1, (self._num_heads, -1))
+        size = tensor.shape[-1] // self._num_heads
+        return tensor.reshape(*tensor.shape[:-1], self._num_heads, size)
 
 
 class EagleUnroll:
@@ -243,12 +244,11 @@ class EagleSession(HeadSession):
         for level in range(windows.num_speculative_tokens):
             newest = verified[np.minimum(windows.starts + level - 1, len(verified) - 1)]
             scaled = unroll.step(self._embedding(newest))
+            if level < windows.num_known_levels:
+                continue
             logits = self.logits(self.rows.logits(scaled), scaled, windows.starts)
             found.append(self.full_probs(logits) if self.draws_drafts else self.best(logits))
-        stacked = torch.stack(found, dim=1)
-        if self.draws_drafts:
-            return Predictions(probs=stacked)
-        return Predictions(proposals=stacked.numpy())
+        return self.predictions(found, windows.num_known_levels)
 
     def _embedding(self, token_ids: NDArray[np.int64]) -> torch.Tensor:
         return normalised(self.rows.embeddings[torch.from_numpy(token_ids)])

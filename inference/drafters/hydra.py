@@ -279,6 +279,14 @@ class HeadSession:
         full[..., self._proposable()] = probs
         return full
 
+    def predictions(self, levels: Sequence[torch.Tensor], num_known_levels: int) -> Predictions:
+        """Return what was found level by level, (W, V) or (W,) each, behind the known levels."""
+        found = torch.stack(list(levels), dim=1)
+        if self.draws_drafts:
+            return Predictions(probs=F.pad(found, (0, 0, num_known_levels, 0)))
+        padded = F.pad(found, (num_known_levels, 0), value=NO_PROPOSAL)
+        return Predictions(proposals=padded.numpy())
+
     def _proposable(self) -> torch.Tensor:
         return torch.cat([self.rows.vocabulary.token_ids, self.seen.token_ids])
 
@@ -358,13 +366,8 @@ def predict_heads(sessions: Sequence[HydraSession], windows: WindowBatch) -> lis
             kept.append(
                 session.full_probs(logits) if session.draws_drafts else session.best(logits)
             )
-    known = windows.num_known_levels
     return [
-        Predictions(probs=F.pad(torch.stack(kept, dim=1), (0, 0, known, 0)))
-        if session.draws_drafts
-        else Predictions(
-            proposals=F.pad(torch.stack(kept, dim=1), (known, 0), value=NO_PROPOSAL).numpy()
-        )
+        session.predictions(kept, windows.num_known_levels)
         for session, kept in zip(sessions, found, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -202,3 +203,16 @@ def test_shapes_of_weights_are_those_of_the_description() -> None:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     assert found == convex_shapes(LEVELS, 16, 6)
     assert not tensors[MAPS].any()
+
+
+def test_levels_that_are_known_already_change_nothing_behind_them() -> None:
+    target = tiny_llama()
+    trajectory = verified(target, SamplingParams())
+    session = head(target, 3).start(trajectory, stream="s", draws_drafts=False)
+    windows = windows_of(trajectory)
+    whole = session.predict(windows).proposals
+    rest = session.predict(replace(windows, num_known_levels=2)).proposals
+    assert whole is not None
+    assert rest is not None
+    assert rest.shape == whole.shape
+    assert np.array_equal(rest[:, 2:], whole[:, 2:])

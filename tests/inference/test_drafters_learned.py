@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -181,7 +182,7 @@ def test_training_and_serving_compute_the_same(kind: str) -> None:
     assert probs is not None
     tokens = torch.tensor(trajectory.token_ids)
     num_checked = 0
-    for row, start in zip(probs, starts, strict=True):
+    for row, start in zip(probs, starts.tolist(), strict=True):
         newest = trajectory.hidden(start - 1, start)[0]
         (place,) = [i for i in range(order) if torch.equal(batch.hidden[i], newest)]
         one = TrainingBatch(
@@ -284,3 +285,17 @@ def test_shapes_of_weights_are_those_of_the_description() -> None:
 def test_invalid_number_of_heads_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_heads=3 .* hidden size 16"):
         TrainableEagle("head", rows_of(tiny_llama()), inner_size=8, num_heads=3, num_context=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_levels_that_are_known_already_change_nothing_behind_them(kind: str) -> None:
+    target = tiny_llama()
+    trajectory = verified(target, SamplingParams())
+    session = drafter_of(kind, target).start(trajectory, stream="s", draws_drafts=False)
+    windows = windows_of(trajectory)
+    whole = session.predict(windows).proposals
+    rest = session.predict(replace(windows, num_known_levels=2)).proposals
+    assert whole is not None
+    assert rest is not None
+    assert rest.shape == whole.shape
+    assert np.array_equal(rest[:, 2:], whole[:, 2:])
