@@ -286,6 +286,7 @@ class Walker:
         num_drafters: N of every trace.
         drafter_ids: Their ids; None = indices.
         block: Windows learned at once, >= 1; 1 = as soon as possible.
+        num_speculative_tokens: K, for policies whose formulas have it; 0 = unknown.
     """
 
     def __init__(
@@ -295,8 +296,10 @@ class Walker:
         *,
         drafter_ids: tuple[str, ...] | None = None,
         block: int = 1,
+        num_speculative_tokens: int = 0,
     ) -> None:
         self._spec = spec
+        self._num_speculative_tokens = num_speculative_tokens
         self._ids = drafter_ids
         self._num_drafters = num_drafters
         self._block = block
@@ -308,7 +311,12 @@ class Walker:
         return self._policy
 
     def _start(self, prior: ArrayLike | None) -> None:
-        self._policy = self._spec.build(self._num_drafters, prior=prior, drafter_ids=self._ids)
+        self._policy = self._spec.build(
+            self._num_drafters,
+            prior=prior,
+            drafter_ids=self._ids,
+            num_speculative_tokens=self._num_speculative_tokens,
+        )
         self._last = np.full(1 + self._num_drafters, -1.0)
 
     def change_pool(self, drafter_ids: tuple[str, ...]) -> None:

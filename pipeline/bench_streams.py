@@ -83,7 +83,13 @@ class Played:
 
 def play(stream: SelectionStream, spec: PolicySpec, *, block: int = 1) -> Played:
     """Let a policy walk a stream."""
-    walker = Walker(spec, len(stream.drafter_ids), drafter_ids=stream.drafter_ids, block=block)
+    walker = Walker(
+        spec,
+        len(stream.drafter_ids),
+        drafter_ids=stream.drafter_ids,
+        block=block,
+        num_speculative_tokens=stream.requests[0].num_speculative_tokens if stream.requests else 0,
+    )
     tokens, rounds, switches, last = [], [], 0, -1
     for request in stream.requests:
         walked = walker.walk(request)
