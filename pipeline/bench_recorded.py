@@ -43,13 +43,16 @@ MIXED_DRAFTER = re.compile(r"mixed(-\d+)?")
 
 CONVERSATION, TWO_TASKS, DOCUMENT = "shift", "two", "document"
 SETS = {
-    CONVERSATION: "recorded conversations A, B, A",
-    TWO_TASKS: "two tasks in a prompt",
-    DOCUMENT: "documents of several subjects",
+    CONVERSATION: "conversations",
+    TWO_TASKS: "two tasks",
+    DOCUMENT: "documents",
 }
 MIXED_STREAM = "mixed"
-SPLICED_STREAM = "spliced requests A, B, A"
-DOMAIN_STREAMS = "a stream per domain"
+SPLICED_STREAM = "spliced"
+"""Requests of two domains put together as A, B, A."""
+
+DOMAIN_STREAMS = "per domain"
+"""Every domain a stream of its own; tokens and rounds added up."""
 
 
 @dataclass(frozen=True, slots=True)

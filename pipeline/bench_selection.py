@@ -209,7 +209,7 @@ def _table(runs: Mapping[tuple[int, Shift], Sequence[Lengths]]) -> list[dict[str
     """Return one row per stream, pool size and policy."""
     return [
         {
-            "stream": "stationary" if shift == "none" else "shift inside requests",
+            "stream": "steady" if shift == "none" else "shifting",
             "num_drafters": size,
             "policy": name,
             **Interval.of([run[name] for run in found]).keys("mean_acceptance_length"),
@@ -235,7 +235,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _column(row: Mapping[str, Any]) -> str:
-    return f"{row['stream']}, N = {row['num_drafters']}"
+    return f"{row['stream']}\nN = {row['num_drafters']}"
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
