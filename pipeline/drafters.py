@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from inference.drafters.token_lm_training import TrainableTokenLm
 from inference.ports import Drafter
 from inference.target import Target, load_target
 from learner.training import TrainableDrafter
+from learner.updates.losses import LossSettings
 from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import ArtifactError, DrafterRegistry
 from schemas.events import DrafterReleased
@@ -207,28 +209,27 @@ def trainable(one: DrafterSettings, rows: FrozenRows, *, num_levels: int = 4) ->
         rows: What the target lends.
         num_levels: K, for heads that keep something per level.
     """
+    terms = LossSettings(
+        counts_tail=one.counts_tail,
+        acceptance_weight=one.acceptance_weight,
+        negative_weight=one.negative_weight,
+    )
+    build: Callable[..., TrainableDrafter]
     match one.kind:
         case "convex":
-            return TrainableConvex(
-                one.drafter_id, rows, num_levels=num_levels, rank=one.rank, seed=one.seed
-            )
+            build = partial(TrainableConvex, num_levels=num_levels, rank=one.rank)
         case "eagle":
-            return TrainableEagle(
-                one.drafter_id,
-                rows,
+            build = partial(
+                TrainableEagle,
                 inner_size=one.inner_size,
                 num_heads=one.num_heads,
                 num_context=one.num_context,
-                seed=one.seed,
             )
         case "token_lm":
-            return TrainableTokenLm(
-                one.drafter_id,
-                rows,
-                inner_size=one.inner_size,
-                rank=one.rank,
-                num_read=one.num_context + 1,
-                seed=one.seed,
+            num_read = one.num_context + 1
+            build = partial(
+                TrainableTokenLm, inner_size=one.inner_size, rank=one.rank, num_read=num_read
             )
         case _:
-            return TrainableHydra(one.drafter_id, rows, inner_size=one.inner_size, seed=one.seed)
+            build = partial(TrainableHydra, inner_size=one.inner_size)
+    return build(one.drafter_id, rows, loss_settings=terms, seed=one.seed)

@@ -51,6 +51,12 @@ class DrafterSettings(Section):
     """Heads of attention, which divide the target's hidden size (`eagle`)."""
     num_context: int = Field(default=16, ge=1, le=10_000)
     """Tokens before the newest that it reads (`eagle`, `token_lm`)."""
+    counts_tail: bool = False
+    """Train on the probability outside the recorded tokens too (heads)."""
+    acceptance_weight: float = Field(default=0.0, ge=0, le=100)
+    """Weight of the total variation to the target beside the cross-entropy (heads)."""
+    negative_weight: float = Field(default=0.0, ge=0, le=100)
+    """Weight of the penalty on proposals that would be rejected (heads)."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the untrained weights (heads)."""
 

@@ -18,6 +18,7 @@ from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.drafters.suffix import SuffixDrafter
 from inference.drafters.token_lm import TokenLmDrafter
 from inference.target import Target
+from learner.examples import TrainingBatch
 from pipeline.drafters import Head, HeadLoader, draft_vocabulary, pool_drafters, trainable
 from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import ArtifactError, DrafterRegistry
@@ -210,3 +211,23 @@ def test_heads_of_every_kind_are_trained_stored_and_loaded_by_their_architecture
     release = released(target, registry, version=1, tensors=wrong)
     with pytest.raises(ArtifactError, match=r"drafter head-a version 1: found .*, expected "):
         HeadLoader(target, registry)(replace(release, architecture=head.architecture))
+
+
+def test_the_terms_of_the_loss_are_those_of_the_settings(
+    target: Target, registry: DrafterRegistry
+) -> None:
+    rows = HeadLoader(target, registry).rows_of(draft_vocabulary(target, ["aab"], size=10))
+    batch = TrainingBatch(
+        hidden=torch.randn((1, target.hidden_size), generator=torch.Generator().manual_seed(0)),
+        fed_token_ids=torch.tensor([[1]]),
+        label_token_ids=torch.tensor([[1]]),
+        top_token_ids=torch.tensor([[[1, 2]]]),
+        top_probabilities=torch.tensor([[[0.5, 0.2]]]),
+    )
+    losses = []
+    for options in ({}, {"counts_tail": True}, {"acceptance_weight": 2.0}, {"negative_weight": 3}):
+        one = DrafterSettings(drafter_id="head-a", kind="hydra", inner_size=8, **options)  # type: ignore[arg-type]
+        head = trainable(one, rows)
+        losses.append(float(head.loss(head.initial_weights(), batch)))
+    assert all(loss > losses[0] for loss in losses[1:])
+    assert len(set(losses)) == 4

@@ -13,9 +13,10 @@ import torch
 from learner.updates import convex_analysis as analysis
 from learner.updates.convex_analysis import Minimiser, Play
 from learner.updates.ensemble import Ensemble, EnsembleSettings
+from learner.updates.momentum import MomentumGradient, MomentumSettings
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings, StepSize
 from learner.updates.optimistic import OptimisticGradient, OptimisticSettings
-from learner.updates.rule import Loss, Weights, difference, euclidean_norm
+from learner.updates.rule import Loss, UpdateRule, Weights, difference, euclidean_norm
 
 NUM_TOKENS, NUM_FEATURES, BATCH, ROUNDS = 4, 3, 6, 80
 RADIUS = 4.0
@@ -290,3 +291,22 @@ def test_invalid_games_are_refused() -> None:
         analysis.online_gradient_bound(game, given.comparators[:3])
     with pytest.raises(ValueError, match="there are none"):
         analysis.optimistic_bound(game, given.comparators[:3])
+
+
+@pytest.mark.parametrize(("kind", "late"), [("drift", "none"), ("switch", "none"), ("switch", "4")])
+def test_optimism_loses_less_than_the_gradient_and_momentum_more(kind: str, late: str) -> None:
+    """At one step size, which for late feedback is that of the average delay."""
+    regrets = {"optimistic": 0.0, "online_gradient": 0.0, "momentum": 0.0}
+    gradient = gradient_settings(1.5, step_size="average_delay")
+    for seed in range(3):
+        given = stream(kind, seed)
+        rules: tuple[UpdateRule, ...] = (
+            OptimisticGradient(START, OptimisticSettings(gradient=gradient)),
+            OnlineGradient(START, gradient),
+            MomentumGradient(START, MomentumSettings(gradient=gradient)),
+        )
+        for rule in rules:
+            game = analysis.play(rule, given.losses, delays=delays(late), radius=RADIUS)
+            regrets[rule.name] += analysis.dynamic_regret(game, given.minimisers)
+    assert regrets["optimistic"] < 0.97 * regrets["online_gradient"]
+    assert regrets["online_gradient"] < 0.9 * regrets["momentum"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -97,6 +100,14 @@ def test_parameters_reach_the_rule_and_the_steps_inside_it() -> None:
 def test_invalid_specifications_are_refused_with_what_is_known(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_rule(text)
+
+
+def test_every_rule_and_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "learning.md").read_text("utf-8")
+    for name, (_, settings) in RULES.items():
+        assert f"| `{name}` |" in page
+        for field in fields(settings):
+            assert field.name in ("gradient", "betas") or f"`{field.name}`" in page, field.name
 
 
 @pytest.mark.parametrize(("name", "version"), [("adam", 1), ("ensemble", 99)])
