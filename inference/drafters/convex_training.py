@@ -19,14 +19,19 @@ from inference.drafters.convex import (
 from inference.drafters.hydra import FrozenRows, normalised
 from inference.drafters.hydra_training import VOCABULARY, draft_table
 from learner.examples import TrainingBatch
-from learner.updates.losses import DEFAULT_LOSS, LossSettings, unrolled_loss
+from learner.updates.losses import (
+    DEFAULT_LOSS,
+    LossSettings,
+    level_weights,
+    unrolled_loss,
+)
 
 
 class TrainableConvex:
     """Cross-entropy of the linear head over K levels, told the verified tokens; convex.
 
-    It is convex for terms that are: both cross-entropies, with or without tail. Total variation
-    and negatives are not.
+    It is convex for terms that are: the cross-entropies to the emitted token and to the recorded
+    ones. The tail, total variation and negatives are not.
 
     Args:
         drafter_id: Name in the pool.
@@ -84,6 +89,30 @@ class TrainableConvex:
         state = batch.hidden.to(self._rows.head.dtype)
         embedding = normalised(self._rows.embeddings[batch.fed_token_ids[:, level]])
         return convex_features(state, embedding, self._projection)
+
+    def smoothness(self, batch: TrainingBatch) -> float:
+        """Return a Lipschitz constant of the gradient of ``loss`` on ``batch``.
+
+        Per level the logits are rows M x, so that the second derivative is at most that of the
+        cross-entropies, 1/2 each, times |rows|^2 |x|^2.
+
+        Raises:
+            ValueError: If the loss has terms that are not convex.
+        """
+        terms = self._loss_settings
+        if terms.counts_tail or terms.acceptance_weight or terms.negative_weight:
+            raise ValueError(
+                f"drafter {self.drafter_id}: {terms} is not convex: train on emitted and "
+                "recorded tokens alone"
+            )
+        weights = level_weights(batch.label_token_ids.shape[1], terms.level_decay)
+        curvature = 0.5 * (terms.emitted_weight + terms.soft_weight)
+        rows = float(torch.linalg.matrix_norm(self._rows.head.float(), 2)) ** 2
+        squares = [
+            weight * float(self.features(batch, level).float().square().sum(-1).mean())
+            for level, weight in enumerate(weights)
+        ]
+        return curvature * rows * sum(squares)
 
     def _logits(self, maps: torch.Tensor, batch: TrainingBatch) -> Iterator[torch.Tensor]:
         state = batch.hidden.to(self._rows.head.dtype)

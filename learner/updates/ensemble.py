@@ -113,6 +113,11 @@ class Ensemble:
         self.num_restarts = 0
 
     @property
+    def settings(self) -> EnsembleSettings:
+        """Experts and meta weights."""
+        return self._settings
+
+    @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The served weights: the masters are the experts'."""
         return dict(self._served)

@@ -80,6 +80,8 @@ def soft_cross_entropy(
     Without the tail it is -sum p log q over the recorded tokens. With it, what was not recorded
     is one outcome, which adds -r log(1 - sum q): then it is smallest at q = p on the record, and
     never above the cross-entropy of the whole distributions (lumping outcomes loses divergence).
+    Without the tail it is convex in the logits, with it it is not: nothing says which of the
+    outcomes in the tail to raise.
 
     Args:
         log_probs: (B, D), of the drafter.

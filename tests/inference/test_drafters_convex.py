@@ -19,10 +19,11 @@ from inference.target import Target
 from learner.examples import TrainingBatch
 from learner.updates.losses import LossSettings
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
+from learner.updates.optimistic import OptimisticGradient, OptimisticSettings
+from learner.updates.regret_report import regret_report, stream_minimisers
+from learner.updates.rule import guarded_gradient
 from tests.inference.test_drafters_hydra import LEVELS, SAMPLED, cut, verified, windows_of
 from tests.inference.tiny import VOCAB_SIZE, tiny_llama
-
-TERMS = LossSettings(counts_tail=True)
 
 
 def rows_of(target: Target, size: int = 25) -> FrozenRows:
@@ -34,9 +35,7 @@ def rows_of(target: Target, size: int = 25) -> FrozenRows:
 
 def trainable_of(target: Target, *, rank: int | None = 6, size: int = 25) -> TrainableConvex:
     """Return a head to train."""
-    return TrainableConvex(
-        "convex", rows_of(target, size), num_levels=LEVELS, rank=rank, loss_settings=TERMS, seed=4
-    )
+    return TrainableConvex("convex", rows_of(target, size), num_levels=LEVELS, rank=rank, seed=4)
 
 
 def head(target: Target, seed: int, *, rank: int | None = 6) -> ConvexDrafter:
@@ -77,6 +76,62 @@ def test_the_loss_is_convex_in_the_weights(rank: int | None) -> None:
         middle = float(source.loss({MAPS: (first + second) / 2.0}, batch))
         assert middle <= sum(ends) / 2.0 + 1e-5
         assert middle < sum(ends) / 2.0 - 1e-3
+
+
+def test_the_gradient_changes_no_faster_than_the_smoothness_says() -> None:
+    source = trainable_of(tiny_llama(2))
+    shape = source.initial_weights()[MAPS].shape
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(5):
+        batch = batch_of(seed)
+        points = [torch.randn(shape, generator=generator) * 0.05 for _ in range(2)]
+        slopes = [
+            guarded_gradient(
+                partial(source.loss, batch=batch), {MAPS: one}, max_norm=float("inf")
+            ).tensors[MAPS]
+            for one in points
+        ]
+        change = float((slopes[1] - slopes[0]).norm() / (points[1] - points[0]).norm())
+        assert 0.0 < change <= source.smoothness(batch)
+
+
+@pytest.mark.parametrize("term", ["counts_tail", "acceptance_weight", "negative_weight"])
+def test_terms_that_are_not_convex_have_no_smoothness(term: str) -> None:
+    terms = LossSettings(**{term: 1.0})  # type: ignore[arg-type]
+    source = TrainableConvex(
+        "convex", rows_of(tiny_llama()), num_levels=LEVELS, loss_settings=terms
+    )
+    with pytest.raises(ValueError, match="is not convex"):
+        source.smoothness(batch_of(0))
+
+
+def test_the_head_keeps_the_bounds_of_theory_on_recorded_examples() -> None:
+    """Not a toy model of the head, but the head: loss, minimisers, regret and bounds."""
+    source = trainable_of(tiny_llama(2))
+    batches = [batch_of(seed // 2) for seed in range(8)]
+    losses = [partial(source.loss, batch=batch) for batch in batches]
+    start, radius = source.initial_weights(), 0.5
+    smooth = [source.smoothness(batch) for batch in batches]
+    minimisers = stream_minimisers(
+        losses, start, radius=radius, smoothness=smooth, tolerance=0.05, max_steps=300
+    )
+    gradient = OnlineGradientSettings(
+        form="projected",
+        learning_rate=0.02,
+        radius=radius,
+        max_gradient_norm=float("inf"),
+        max_step_norm=float("inf"),
+    )
+    for rule, delays in (
+        (OnlineGradient(start, gradient), None),
+        (OnlineGradient(start, gradient), [2] * 8),
+        (OptimisticGradient(start, OptimisticSettings(gradient=gradient)), None),
+    ):
+        report = regret_report(rule, losses, minimisers, radius=radius, delays=delays)
+        assert report.regret > 0.0
+        assert report.keeps_bound
+        assert (report.hint_error is None) == (report.rule == "online_gradient")
+    assert report.path_length > 0.0
 
 
 def test_an_untrained_head_is_the_targets_head_one_position_too_early() -> None:

@@ -117,6 +117,20 @@ def test_the_recorded_cross_entropy_with_tail_is_at_most_the_whole_one() -> None
         assert -1e-12 <= divergence <= whole + 1e-12
 
 
+def test_the_tail_is_what_breaks_convexity() -> None:
+    """Raising either token of the tail helps, raising both alike does not."""
+    top, probs = torch.tensor([[0]]), torch.tensor([[0.01]], dtype=torch.float64)
+
+    def loss(tail: float, *, counts_tail: bool) -> float:
+        logits = torch.tensor([[0.0, tail, -tail]], dtype=torch.float64)
+        return float(
+            losses.soft_cross_entropy(logits.log_softmax(-1), top, probs, counts_tail=counts_tail)
+        )
+
+    assert loss(0.0, counts_tail=True) > loss(2.0, counts_tail=True)
+    assert loss(0.0, counts_tail=False) < loss(2.0, counts_tail=False)
+
+
 def test_the_recorded_acceptance_misses_at_most_the_tail() -> None:
     generator = torch.Generator().manual_seed(5)
     for _ in range(20):
