@@ -152,14 +152,15 @@ class WindowScorer:
     def _scored(self, session: PoolSession, windows: WindowBatch) -> ScoredBatch:
         """Score windows, but tell of level 1 what was told before."""
         is_whole = windows.starts >= self._first_in_force
+        num_known = int(self.scores_first_levels)
         predictions: list[Predictions | None] = [None] * session.num_drafters
         batch = scored_batch(self._trajectory, windows, predictions)
-        if is_whole.any():
+        if is_whole.any() and num_known < windows.num_speculative_tokens:
             whole = WindowBatch(
                 starts=windows.starts[is_whole],
                 num_levels=windows.num_levels[is_whole],
                 num_speculative_tokens=windows.num_speculative_tokens,
-                num_known_levels=int(self.scores_first_levels),
+                num_known_levels=num_known,
             )
             scored = scored_batch(self._trajectory, whole, session.predict(whole))
             batch.acceptance_probability[is_whole] = scored.acceptance_probability

@@ -69,7 +69,7 @@ def measure_windows(
         starts: Row of ``accepted``, ``agreement_loss`` and ``coins`` of each window, (W,).
         coins: Of the positions, at least (P + depth,).
         depth: Levels that are read, in 1..K.
-        accepted: Levels accepted in a row, (P, N); ``ASLEEP`` if level 1 is not scored.
+        accepted: Levels accepted in a row, (P, N); ``ASLEEP`` if that is not known.
         agreement_loss: 1 - mean probability of the levels that verification reached, (P, N).
         length_loss: 1 - expected acceptance length / (depth + 1), exact estimator, (W, N); NaN
             unless all existing levels are scored.
@@ -99,10 +99,14 @@ def measure_windows(
                     total += probability[window, level, drafter]
                     num_reached += 1
                 if not coins[position + level] < realised[window, level, drafter]:
+                    if level < exists and np.isnan(realised[window, level, drafter]):
+                        count = ASLEEP
                     break
                 count += 1
             accepted[position, drafter] = count
-            agreement_loss[position, drafter] = 1.0 - min(total / max(num_reached, 1), 1.0)
+            is_known = count != ASLEEP
+            agreement = min(total / max(num_reached, 1), 1.0) if is_known else 0.0
+            agreement_loss[position, drafter] = 1.0 - agreement
 
 
 @compiled

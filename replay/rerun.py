@@ -103,12 +103,15 @@ def _rebuilt_accepted(
     is_there = np.append(windows.start, -1)[row] == rounds.first_position
     played = np.flatnonzero(is_there & ~is_checked)
     levels = windows.realised_acceptance[row[played], :, rounds.drafter_index[played]]
-    is_scored = ~np.isnan(levels[:, :1]).any(axis=1)
-    played, levels = played[is_scored], levels[is_scored]
     can_accept = levels >= 1.0 if request.is_deterministic else levels > 0.0
     # Cumulated in int64: the product of many levels must not wrap.
     accepted = np.cumprod(can_accept, axis=1, dtype=np.int64).sum(axis=1)
-    accepted = np.minimum(accepted, rounds.num_draft_tokens[played])
+    drafted = rounds.num_draft_tokens[played]
+    # Of a window whose drafter was replaced or failed inside it, only level 1 may be known.
+    reached = np.minimum(drafted, windows.num_levels[row[played]])
+    ended_at = np.pad(levels, ((0, 0), (0, 1)))[np.arange(played.size), accepted]
+    is_scored = (accepted >= reached) | ~np.isnan(ended_at)
+    played, accepted = played[is_scored], np.minimum(accepted, drafted)[is_scored]
     if not request.is_deterministic:
         accepted = np.minimum(accepted, rebuilt[played])
     rebuilt[is_checked] = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from inference.drafters.hydra import (
     initial_hydra_weights,
     predict_heads,
 )
-from inference.ports import Predictions, WindowBatch
+from inference.ports import NO_PROPOSAL, Predictions, WindowBatch
 from inference.sampling import SamplingParams, processed_probs
 from inference.target import Target
 from inference.trajectory import Trajectory
@@ -87,6 +89,25 @@ def test_predictions_equal_drafts_as_long_as_all_levels_before_were_right() -> N
             assert row[level] == draft[level]
             num_checked += 1
     assert num_checked >= len(windows.starts)
+
+
+@pytest.mark.parametrize("draws_drafts", [False, True])
+def test_known_levels_are_passed_over_and_the_others_predicted_alike(draws_drafts: bool) -> None:
+    target = tiny_llama()
+    trajectory = verified(target, SAMPLED if draws_drafts else SamplingParams())
+    session = head(target, 1).start(trajectory, stream="s", draws_drafts=draws_drafts)
+    windows = windows_of(trajectory)
+    whole, rest = session.predict(windows), session.predict(replace(windows, num_known_levels=2))
+    if draws_drafts:
+        assert whole.probs is not None
+        assert rest.probs is not None
+        assert torch.equal(rest.probs[:, 2:], whole.probs[:, 2:])
+        assert rest.probs.shape == whole.probs.shape
+    else:
+        assert whole.proposals is not None
+        assert rest.proposals is not None
+        assert rest.proposals[:, 2:].tolist() == whole.proposals[:, 2:].tolist()
+        assert (rest.proposals[:, :2] == NO_PROPOSAL).all()
 
 
 def test_a_window_whose_levels_all_match_is_scored_as_it_would_be_drafted() -> None:

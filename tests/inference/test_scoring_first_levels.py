@@ -41,7 +41,7 @@ class Learned:
             self.first.extend(probability[:, 0])
             learn(probability, realised, num_levels, starts)
 
-        run.selector.learn = remember  # type: ignore[method-assign]
+        run.selector.learn = remember  # type: ignore[assignment, method-assign]
 
 
 def started(
@@ -164,11 +164,31 @@ def test_after_new_weights_windows_that_had_begun_tell_level_1_and_nothing_else(
     scored = batches.joined()
     check_told_as_learned(rounds, scored, learned)
     assert scored.starts.tolist() == list(range(13, 12 + len(run.output_token_ids) - 1))
-    deeper = ~np.isnan(scored.acceptance_probability[:, 1:]).all(axis=(1, 2))
+    deeper = np.asarray(~np.isnan(scored.acceptance_probability[:, 1:]).all(axis=(1, 2)))
     last_whole = scored.num_levels > 1
     for start, has_deeper, could in zip(scored.starts, deeper, last_whole, strict=True):
         crosses = any(start < border <= start + LEVELS for border in borders)
         assert has_deeper == (could and not crosses), start
+
+
+def test_with_one_level_there_is_nothing_left_to_predict() -> None:
+    target = tiny_llama(1)
+    options = EngineOptions(num_speculative_tokens=1, score_block=5, first_level_block=1)
+    run = fakes.start_run(
+        target, drafters_of(target), [1, 2, 3], GREEDY, options=options, policy="fixed_share"
+    )
+    batches, learned = Batches(run), Learned(run)
+    rounds = fakes.finish(run)
+    scored = batches.joined()
+    check_told_as_learned(rounds, scored, learned)
+    assert not np.isnan(scored.acceptance_probability).any()
+
+
+def test_a_block_larger_than_a_window_still_comes_before_the_window() -> None:
+    target = tiny_llama(1)
+    run, batches, learned = started(drafters_of(target), first_level_block=9)
+    rounds = fakes.finish(run)
+    check_told_as_learned(rounds, batches.joined(), learned)
 
 
 def test_positions_that_are_left_out_are_neither_learned_nor_told() -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from learner.measures import expected_acceptance_length
 from learner.selection import parse_policy
+from learner.selection.kernels import ASLEEP
 from learner.walk import (
     Coins,
     Walker,
@@ -31,6 +32,9 @@ def some_trace(seed: int, *, num_positions: int = 60, is_censored: bool = False)
     scores = generator.random((2, starts.size, LEVELS, DRAFTERS)).astype(np.float16)
     asleep = generator.random((starts.size, DRAFTERS)) < 0.1
     scores.transpose(0, 1, 3, 2)[:, asleep] = np.nan
+    # Of some only level 1 was known when their drafter failed or was replaced.
+    is_cut = generator.random((starts.size, DRAFTERS)) < 0.1
+    scores[:, :, 1:].transpose(0, 1, 3, 2)[:, is_cut] = np.nan
     for row, count in enumerate(num_levels):
         scores[:, row, count:] = np.nan
     return WindowTrace(
@@ -168,3 +172,22 @@ def test_invalid_number_of_levels_is_refused() -> None:
 def test_invalid_change_of_an_unnamed_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="without drafter ids"):
         Walker(parse_policy("hedge"), 2).change_pool(("a", "b"))
+
+
+def test_a_drafter_of_which_only_level_1_is_known_sleeps_unless_it_ended_there() -> None:
+    scores = np.full((2, 3, 1), np.nan, np.float16)
+    scores[:, 0, 0] = [1.0, 0.0]
+    trace = WindowTrace(
+        num_positions=6,
+        starts=np.array([0, 1]),
+        num_levels=np.array([3, 3], np.int16),
+        is_whole=np.ones(2, np.bool_),
+        acceptance_probability=scores,
+        realised_acceptance=scores,
+        is_idle=np.zeros(6, np.bool_),
+    )
+    coins = Coins.toss(np.random.default_rng(0), 6, 3)
+    assert accepted_tokens(trace, coins.acceptance).ravel().tolist() == [ASLEEP, 0]
+    assert prepare(trace, coins).accepted[:2].ravel().tolist() == [ASLEEP, 0]
+    shallow = prepare(trace, coins, num_speculative_tokens=1)
+    assert shallow.accepted[:2].ravel().tolist() == [1, 0]

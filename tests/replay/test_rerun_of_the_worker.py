@@ -20,6 +20,7 @@ from inference.target import Target
 from inference.trajectory import Trajectory
 from inference.worker import Request, Worker, WorkerOptions
 from learner.carried import packed
+from learner.selection import DEFAULT_POLICY
 from learner.stream_state import StreamSettings, StreamState
 from replay.requests import RequestTrace, join_requests
 from replay.rerun import verify_logged_rounds, verify_logged_selection
@@ -34,8 +35,11 @@ from tests.replay.synthetic import START, log
 FLOAT32 = 6e-8
 """Rounding of the probabilities in events."""
 
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+"""Whether level 1 is learned ahead of its window."""
+
 POLICIES = [
-    "ada_normal_hedge_grid",
+    DEFAULT_POLICY,
     "normal_hedge",
     "hedge",
     "fixed_share:choice=sticky",
@@ -105,12 +109,18 @@ def served(
     temperature: float = 0.0,
     draws_drafts: bool = False,
     num_requests: int = 3,
+    first_level_block: int = 0,
     drafters: Callable[[Target], list[Drafter]] = drafters_of,
     on_round: Callable[[Outbox], None] = lambda _: None,
 ) -> list[VerificationEvent]:
     """Serve requests of one stream one after the other and return what was reported."""
     target, outbox = tiny_llama(1, eos_token_id=EOS), Outbox()
-    engine = EngineOptions(num_speculative_tokens=4, score_block=3, draws_drafts=draws_drafts)
+    engine = EngineOptions(
+        num_speculative_tokens=4,
+        score_block=3,
+        first_level_block=first_level_block,
+        draws_drafts=draws_drafts,
+    )
     options = WorkerOptions(
         worker_id="worker-0", worker_epoch=0, policy=policy, segment_tokens=20, engine=engine
     )
@@ -147,11 +157,19 @@ def check_re_run(events: Sequence[VerificationEvent]) -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("temperature", "draws_drafts"), [(0.0, False), (0.8, False), (0.8, True)])
+@pytest.mark.parametrize(
+    ("temperature", "draws_drafts", "ahead"),
+    [(0.0, False, 0), (0.0, False, 1), (0.8, False, 2), (0.8, True, 0), (0.8, True, 1)],
+)
 def test_every_round_and_every_selection_is_rebuilt(
-    policy: str, temperature: float, draws_drafts: bool
+    policy: str, temperature: float, draws_drafts: bool, ahead: int
 ) -> None:
-    events = served(policy=policy, temperature=temperature, draws_drafts=draws_drafts)
+    events = served(
+        policy=policy,
+        temperature=temperature,
+        draws_drafts=draws_drafts,
+        first_level_block=ahead,
+    )
     assert check_re_run(events) > 20
     for request in joined(events):
         # Only a draft that begins at the last token could lack its window.
@@ -159,7 +177,7 @@ def test_every_round_and_every_selection_is_rebuilt(
         assert check.num_checked >= check.num_rounds - 1
 
 
-@pytest.mark.parametrize("policy", ["ada_normal_hedge_grid", "fixed_share", "ucb:scope=stream"])
+@pytest.mark.parametrize("policy", [DEFAULT_POLICY, "fixed_share", "ucb:scope=stream"])
 def test_a_carried_state_is_logged_and_is_needed(policy: str) -> None:
     requests = joined(served(policy=policy))
     assert requests[0].policy_table.size == 0
@@ -168,10 +186,11 @@ def test_a_carried_state_is_logged_and_is_needed(policy: str) -> None:
     assert verify_logged_selection(afresh, logged_selector(afresh))
 
 
-@pytest.mark.parametrize("policy", ["ada_normal_hedge_grid", "normal_hedge", "fixed_share"])
+@pytest.mark.parametrize("policy", [DEFAULT_POLICY, "normal_hedge", "fixed_share"])
 @pytest.mark.parametrize("fails", [{"drafts": 2}, {"scorings": 2}, {"scorings": 0}])
+@AHEAD
 def test_rounds_before_and_after_a_drafter_fell_asleep_are_rebuilt(
-    policy: str, fails: dict[str, int]
+    policy: str, fails: dict[str, int], ahead: int
 ) -> None:
     """It fails in the middle of a segment: scored windows tell that only later."""
 
@@ -180,7 +199,7 @@ def test_rounds_before_and_after_a_drafter_fell_asleep_are_rebuilt(
             *drafters_of(target)[3:]
         ]
 
-    events = served(policy=policy, drafters=drafters)
+    events = served(policy=policy, drafters=drafters, first_level_block=ahead)
     assert any(np.isnan(event.windows.acceptance_probability).any() for event in events)
     assert any(
         0 < count < event.rounds.first_position.size
@@ -190,8 +209,9 @@ def test_rounds_before_and_after_a_drafter_fell_asleep_are_rebuilt(
     assert check_re_run(events) > 20
 
 
-@pytest.mark.parametrize("policy", ["ada_normal_hedge_grid", "fixed_share", "normal_hedge"])
-def test_drafters_that_sleep_and_wake_with_new_weights_are_rebuilt(policy: str) -> None:
+@pytest.mark.parametrize("policy", [DEFAULT_POLICY, "fixed_share", "normal_hedge"])
+@AHEAD
+def test_drafters_that_sleep_and_wake_with_new_weights_are_rebuilt(policy: str, ahead: int) -> None:
     target = tiny_llama(1, eos_token_id=EOS)
     versions = iter(range(1, 1000))
 
@@ -203,7 +223,7 @@ def test_drafters_that_sleep_and_wake_with_new_weights_are_rebuilt(policy: str) 
         twin = CausalLmDrafter(tiny_llama(1), target, drafter_id="twin")
         outbox.drafters = [FailingDrafter(twin, scorings=1, version=next(versions))]
 
-    events = served(policy=policy, drafters=drafters, on_round=arrive)
+    events = served(policy=policy, drafters=drafters, on_round=arrive, first_level_block=ahead)
     assert len({event.drafters[2].weights_version for event in events}) > 4
     assert check_re_run(events) > 20
 
@@ -223,13 +243,14 @@ def test_a_published_state_that_is_taken_over_in_between_is_rebuilt() -> None:
             outbox.policies = [learned.to_policy(settings, learner_id="l", produced_at=START)]
         num_seen = len(outbox.events)
 
-    events = served(policy="ada_normal_hedge_grid", on_round=publish, num_requests=4)
+    events = served(policy=DEFAULT_POLICY, on_round=publish, num_requests=4)
     assert {event.policy_version for event in events if event.segment_index == 0} != {0}
     assert check_re_run(events) > 20
 
 
-def test_the_learner_of_one_worker_reaches_the_workers_own_state_bit_for_bit() -> None:
-    events = served(policy="ada_normal_hedge_grid")
+@AHEAD
+def test_the_learner_of_one_worker_reaches_the_workers_own_state_bit_for_bit(ahead: int) -> None:
+    events = served(policy=DEFAULT_POLICY, first_level_block=ahead)
     state = StreamState(stream="stream-a")
     starts = []
     for offset, event in enumerate(events):
