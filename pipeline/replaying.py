@@ -194,7 +194,7 @@ def _off_policy_table(summary: ReplaySummary) -> Table:
 
 def _table(title: str, first: str, *others: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column(first)
+    table.add_column(first, overflow="fold")
     for name in others:
         table.add_column(name, justify="right")
     return table
