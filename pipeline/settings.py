@@ -127,6 +127,8 @@ class WorkerSettings(Section):
     """Verified tokens after which a segment of a request is reported."""
     score_block: int = Field(default=8, ge=1, le=100_000)
     """Windows scored together; more is cheaper, fewer lets the policy react sooner."""
+    first_level_block: int = Field(default=1, ge=0, le=100_000)
+    """Windows whose level 1 is scored together, ahead, if the policy learns it alone; 0 = never."""
     emit_capacity: int = Field(default=1000, ge=1)
     """Events that may wait to be sent; beyond that the oldest are dropped and counted."""
     num_threads: int = Field(default=1, ge=1, le=1024)

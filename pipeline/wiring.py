@@ -209,6 +209,7 @@ def _worker_options(settings: Settings, epoch: int) -> WorkerOptions:
         engine=EngineOptions(
             num_speculative_tokens=settings.worker.num_speculative_tokens,
             score_block=settings.worker.score_block,
+            first_level_block=settings.worker.first_level_block,
         ),
     )
 
