@@ -23,7 +23,7 @@ from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoa
 from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.registry import parse_rule
-from learner.updates.rule import UpdateRefusedError, Weights
+from learner.updates.rule import StepReport, UpdateRefusedError, Weights
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ class DrafterTrainer:
         self._resume_from: dict[int, int] = {}
         self._num_unreleased = 0
         self.num_refused_steps = 0
+        self.last_report: StepReport | None = None
         self._rule = parse_rule(settings.rule)
         self._update = self._rule.build(drafter.initial_weights(), settings.gradient)
         self._num_updates = 0
@@ -247,7 +248,7 @@ class DrafterTrainer:
             if batch is None:
                 return
             try:
-                self._update.step(
+                self.last_report = self._update.step(
                     partial(self.drafter.loss, batch=batch),
                     delay_updates=self._num_updates - updates_when_served,
                 )

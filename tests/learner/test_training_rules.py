@@ -50,6 +50,15 @@ def test_a_restart_goes_on_bit_for_bit(
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_the_last_step_reports_its_loss_and_its_cost(place: Place) -> None:
+    trainer = place.trainer(replace(SETTINGS, rule="ensemble:num_experts=4"))
+    assert trainer.last_report is None
+    train(place.online(trainer), placed([event_of(0)]))
+    assert trainer.last_report is not None
+    assert trainer.last_report.loss > 0.0
+    assert trainer.last_report.num_backwards == 4
+
+
 def test_what_is_released_is_what_the_rule_serves(place: Place) -> None:
     settings = replace(SETTINGS, rule="optimistic:form=projected")
     trainer = place.trainer(settings)

@@ -226,7 +226,7 @@ def test_the_terms_of_the_loss_are_those_of_the_settings(
     )
     losses = []
     for options in ({}, {"counts_tail": True}, {"acceptance_weight": 2.0}, {"negative_weight": 3}):
-        one = DrafterSettings(drafter_id="head-a", kind="hydra", inner_size=8, **options)  # type: ignore[arg-type]
+        one = DrafterSettings(drafter_id="head-a", kind="hydra", inner_size=8, **options)
         head = trainable(one, rows)
         losses.append(float(head.loss(head.initial_weights(), batch)))
     assert all(loss > losses[0] for loss in losses[1:])

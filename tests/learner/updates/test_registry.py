@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import fields
 from pathlib import Path
 
@@ -56,6 +57,24 @@ def test_a_state_can_be_saved_as_it_is(text: str) -> None:
     assert all(tensor.is_contiguous() for tensor in tensors)
     places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_many_steps_take_no_memory(text: str) -> None:
+    """B12."""
+    rule = parse_rule(text).build(weights(), GRADIENT)
+
+    def num_tensors_after(num_steps: int) -> int:
+        for step in range(num_steps):
+            rule.step(distance_to(0.5), delay_updates=step % 5)
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    before = num_tensors_after(10)
+    assert num_tensors_after(100) <= before
+    names = sorted(rule.state())
+    rule.step(distance_to(0.5))
+    assert sorted(rule.state()) == names
 
 
 @pytest.mark.parametrize("old", rule_names())
