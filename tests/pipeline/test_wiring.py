@@ -162,10 +162,12 @@ def test_settings_of_the_learner_reach_the_training() -> None:
                 "publish_weights_every_events": 13,
                 "keep_versions": 17,
                 "seed": 19,
+                "update_rule": "ensemble:num_experts=2",
             },
         }
     )
     found = training_settings(settings, 23)
+    assert found.rule == "ensemble:num_experts=2"
     assert (found.num_levels, found.steps_per_event, found.batch_size) == (3, 7, 11)
     assert (found.release_every_events, found.keep_versions, found.seed) == (13, 17, 19)
     assert (found.memory_positions, found.gradient.learning_rate) == (23, 0.5)
