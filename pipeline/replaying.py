@@ -157,20 +157,16 @@ def _regret_table(summary: ReplaySummary) -> Table:
 
 def _policy_table(summary: ReplaySummary) -> Table:
     table = _table(
-        "Other policies on the same text",
-        *("policy", "MAT", "to the log", "95 % interval", "tokens/s", "switches", "estimated"),
+        "Other policies on the same text, against the log (95 % interval)",
+        *("policy", "MAT", "to log", "low", "high", "tokens/s", "estimated"),
     )
     for row in summary.policies:
-        interval = f"{_number(row.ratio_low, 3)} .. {_number(row.ratio_high, 3)}"
-        share = "–" if row.estimated_share is None else f"{row.estimated_share:.1%}"
         table.add_row(
             row.policy,
             _number(row.mean_acceptance_length, 3),
-            _number(row.ratio, 3),
-            interval,
+            *(_number(value, 3) for value in (row.ratio, row.ratio_low, row.ratio_high)),
             _number(row.tokens_per_second, 1),
-            f"{row.num_switches:,}",
-            share,
+            "–" if row.estimated_share is None else f"{row.estimated_share:.1%}",
         )
     return table
 
