@@ -141,7 +141,7 @@ def event_losses(
         estimator=estimator,
         length_weight=length_weight,
     )
-    losses = losses[_is_learned(event)[: len(losses)]]
+    losses = losses[is_learned(event)[: len(losses)]]
     good = np.isnan(losses) | ((losses >= 0.0) & (losses <= 1.0))
     if not good.all():
         window, drafter = (int(i) for i in np.argwhere(~good)[0])
@@ -164,10 +164,10 @@ def event_policy_losses(event: VerificationEvent, loss: Loss) -> NDArray[np.floa
         loss=loss,
         num_speculative_tokens=event.num_speculative_tokens,
     )
-    return losses[_is_learned(event)[: len(losses)]]
+    return losses[is_learned(event)[: len(losses)]]
 
 
-def _is_learned(event: VerificationEvent) -> NDArray[np.bool_]:
+def is_learned(event: VerificationEvent) -> NDArray[np.bool_]:
     """Return which windows are not censored, (W,)."""
     if event.finish_reason in (FinishReason.ABORTED, FinishReason.ERROR):
         return np.asarray(event.windows.num_levels == event.num_speculative_tokens)
