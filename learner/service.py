@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from learner.calibration import CalibrationMonitor
 from learner.feedback import Standing
 from learner.ports import EventSource, PolicyBoard, ReceivedEvent, RefusedEvents, Trainer
 from learner.stream_state import StreamSettings, StreamState
@@ -52,6 +53,7 @@ class LearnerCounts:
         num_refused: Events set aside by the learner.
         num_untrainable: Events set aside by the trainer.
         num_orphans: Drafters in learned events that the learner does not keep.
+        num_miscalibrated: Drafters that were found to be accepted otherwise than scored.
         num_published: Policies published.
     """
 
@@ -61,6 +63,7 @@ class LearnerCounts:
     num_refused: int = 0
     num_untrainable: int = 0
     num_orphans: int = 0
+    num_miscalibrated: int = 0
     num_published: int = 0
 
 
@@ -97,6 +100,7 @@ class PolicyLearner:
         self._committed: dict[int, int] = {}
         self._unpublished_streams: set[str] = set()
         self._num_unpublished_events = 0
+        self._calibration = CalibrationMonitor()
         self.counts = LearnerCounts()
 
     @property
@@ -198,6 +202,7 @@ class PolicyLearner:
             self._unpublished_streams.add(stream)
             self.counts.num_learned += 1
             self.counts.num_orphans += orphans
+            self.counts.num_miscalibrated += len(self._calibration.observe(received.event))
         return standing
 
     def _train(self, received: ReceivedEvent) -> None:
