@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,6 +81,13 @@ class ExampleMemory:
         self._num_positions += len(segment.token_ids)
         while self._num_positions > self._max_positions and len(self._segments) > 1:
             self._num_positions -= len(self._segments.popleft().token_ids)
+
+    def forget_from(self, partition_to_offset: Mapping[int, int]) -> None:
+        """Forget the segments at or beyond an offset; all those of partitions without one."""
+        self._segments = deque(
+            one for one in self._segments if one.offset < partition_to_offset.get(one.partition, 0)
+        )
+        self._num_positions = sum(len(one.token_ids) for one in self._segments)
 
     def first_offsets(self) -> dict[int, int]:
         """Return per partition the offset of the oldest segment kept."""

@@ -105,13 +105,19 @@ class PolicyBoard(Protocol):
 
 
 class ReleaseBoard(Protocol):
-    """The compacted topic of releases."""
+    """The compacted topic of releases: per drafter, what stands in its own place and beside it."""
 
     def read_all(self) -> Sequence[DrafterReleased]:
-        """Return the newest release of every drafter."""
+        """Return the newest release of every drafter in its own place."""
+
+    def read_beside(self) -> Sequence[DrafterReleased]:
+        """Return the newest release of the version beside every drafter that has had one."""
 
     def publish(self, release: DrafterReleased) -> None:
-        """Publish durably; returns once stored."""
+        """Publish durably what stands in the drafter's own place; returns once stored."""
+
+    def publish_beside(self, release: DrafterReleased) -> None:
+        """Publish durably what becomes of the version beside it; returns once stored."""
 
 
 class FeatureStore(Protocol):

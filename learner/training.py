@@ -19,20 +19,26 @@ import torch
 
 from learner.examples import ExampleMemory, Segment, TrainingBatch
 from learner.feedback import Contained, Standing
+from learner.gate import GateSettings
 from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoard
+from learner.release_desk import DrafterIdentity, FencedError, ReleaseDesk, TrainedWeights
 from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.registry import parse_rule
 from learner.updates.rule import StepReport, UpdateRefusedError, Weights
-from schemas.events import DrafterReleased, ReleaseState, Watermark
+from schemas.events import DrafterReleased, Watermark
 
 logger = logging.getLogger(__name__)
 
+__all__ = [
+    "DrafterTrainer",
+    "FencedError",
+    "OnlineTrainer",
+    "TrainableDrafter",
+    "TrainingSettings",
+]
+
 _MAX_REMEMBERED_VERSIONS = 256
-
-
-class FencedError(Exception):
-    """Another trainer has released this drafter; the message names it and both versions."""
 
 
 class TrainableDrafter(Protocol):
@@ -73,6 +79,7 @@ class TrainingSettings:
         seed: Seeds the choice of examples.
         rule: Update rule, as ``learner.updates.registry.parse_rule`` reads it.
         gradient: Step size and guards of the rule's steps.
+        gate: When a version is good enough to go live; None = always.
     """
 
     num_levels: int = 4
@@ -84,6 +91,7 @@ class TrainingSettings:
     seed: int = 0
     rule: str = DEFAULT_RULE
     gradient: OnlineGradientSettings = field(default_factory=OnlineGradientSettings)
+    gate: GateSettings | None = None
 
 
 class DrafterTrainer:
@@ -114,10 +122,21 @@ class DrafterTrainer:
         self._target_fingerprint = target_fingerprint
         self._tokenizer_hash = tokenizer_hash
         self._store = store
-        self._board = board
-        self._now = now
+        self._desk = ReleaseDesk(
+            DrafterIdentity(
+                drafter_id=drafter.drafter_id,
+                architecture=drafter.architecture,
+                target_fingerprint=target_fingerprint,
+                tokenizer_hash=tokenizer_hash,
+                draft_vocabulary_hash=drafter.draft_vocabulary_hash,
+            ),
+            store=store,
+            board=board,
+            now=now,
+            gate=settings.gate,
+            keep_versions=settings.keep_versions,
+        )
         self._memory = ExampleMemory(settings.memory_positions)
-        self._version = -1
         self._partition_to_contained: dict[int, Contained] = {}
         self._partition_to_next: dict[int, int] = {}
         self._partition_to_copies: dict[int, set[int]] = {}
@@ -133,8 +152,8 @@ class DrafterTrainer:
 
     @property
     def version(self) -> int:
-        """Version released last; -1 before the first."""
-        return self._version
+        """Version that training goes on from; -1 before the first."""
+        return self._desk.continued
 
     @property
     def num_updates(self) -> int:
@@ -164,62 +183,31 @@ class DrafterTrainer:
         if standing is not Standing.NEW:
             return
         self._partition_to_contained[partition] = contained.with_event(received)
+        if self._desk.observe(received.event, self._training_window):
+            self._go_back()
         if segment is not None:
             self._train(segment, self._updates_when_served(received))
             self._num_unreleased += 1
-        if self._num_unreleased >= self._settings.release_every_events:
+        is_due = self._num_unreleased >= self._settings.release_every_events
+        if is_due and self._desk.is_open:
             self.release(f"{self._settings.steps_per_event} steps after each event")
 
     def release(self, reason: str) -> DrafterReleased:
-        """Write the weights as the next version and announce it.
+        """Write the weights as the next version and announce it, live or on trial.
 
         Raises:
             FencedError: If another trainer has released a version since: it is the active one.
         """
-        previous = self._version
-        version = max([previous, *self._store.versions(self.drafter.drafter_id)]) + 1
+        version = self._desk.next_version()
         self._version_to_num_updates[version] = self._num_updates
-        stored = self._store.write(
-            self.drafter.drafter_id,
-            version,
-            self.drafter.artifact(self._update.served_weights),
-            self._config(),
+        weights = TrainedWeights(
+            tensors=self.drafter.artifact(self._update.served_weights),
+            config=self._config(),
             training_state=self._update.state(),
         )
-        release = DrafterReleased(
-            drafter_id=self.drafter.drafter_id,
-            version=version,
-            parent_version=previous,
-            state=ReleaseState.LIVE,
-            produced_at=self._now(),
-            artifact_uri=stored.uri,
-            manifest_sha256=stored.manifest_sha256,
-            architecture=self.drafter.architecture,
-            target_fingerprint=self._target_fingerprint,
-            tokenizer_hash=self._tokenizer_hash,
-            draft_vocabulary_hash=self.drafter.draft_vocabulary_hash,
-            training_window=self._training_window(),
-            evidence=None,
-            reason=reason,
-        )
-        self._refuse_if_fenced()
-        self._board.publish(release)
-        self._version = version
+        release = self._desk.release(version, weights, self._training_window(), reason)
         self._num_unreleased = 0
-        self._store.prune(self.drafter.drafter_id, self._settings.keep_versions, [version])
         return release
-
-    def _refuse_if_fenced(self) -> None:
-        latest = self._latest_release()
-        if latest is not None and latest.version > self._version:
-            raise FencedError(
-                f"drafter {self.drafter.drafter_id}: version {latest.version} was released by "
-                f"another trainer, this one continues {self._version}; end one of the two"
-            )
-
-    def _latest_release(self) -> DrafterReleased | None:
-        releases = {release.drafter_id: release for release in self._board.read_all()}
-        return releases.get(self.drafter.drafter_id)
 
     def _updates_when_served(self, received: ReceivedEvent) -> int:
         """Return the updates that were in the weights this event was drafted with.
@@ -302,36 +290,55 @@ class DrafterTrainer:
 
     def _resume(self) -> None:
         """Continue from the latest release, or make the untrained drafter the first one."""
-        latest = self._latest_release()
+        latest = self._desk.resume()
         if latest is None:
             self.release("untrained")
             return
+        config = self._load(latest)
+        for partition, known in config["contained"].items():
+            workers = {w: (int(e), int(q)) for w, (e, q) in known["workers"].items()}
+            # A version that came back carries how far its successor had read.
+            given_up = latest.training_window.partition_to_offset.get(int(partition), 0)
+            offset = max(int(known["offset"]), given_up)
+            self._partition_to_contained[int(partition)] = Contained(
+                {int(partition): offset}, workers
+            )
+            self._resume_from[int(partition)] = offset
+        for partition, offset in config["memory_from_offset"].items():
+            self._resume_from[int(partition)] = int(offset)
+        for partition, offsets in config.get("memory_copies", {}).items():
+            self._partition_to_copies[int(partition)] = set(offsets)
+
+    def _load(self, release: DrafterReleased) -> Mapping[str, Any]:
+        """Take over weights, optimizer and meta state of a release; return its config."""
         config = self._store.read_config(
-            latest.artifact_uri, manifest_sha256=latest.manifest_sha256
+            release.artifact_uri, manifest_sha256=release.manifest_sha256
         )
         self._refuse_other(config)
         state = self._store.read_training_state(
-            latest.artifact_uri, manifest_sha256=latest.manifest_sha256
+            release.artifact_uri, manifest_sha256=release.manifest_sha256
         )
         # Releases from before there were several rules do not name theirs.
         rule = config.get("rule", {"name": OnlineGradient.name, "version": OnlineGradient.version})
         self._update = self._rule.resume(
             state, self._settings.gradient, name=rule["name"], version=rule["version"]
         )
-        self._version = latest.version
         self._num_updates = int(config.get("num_updates", 0))
-        counts = config.get("version_to_num_updates", {latest.version: self._num_updates})
+        counts = config.get("version_to_num_updates", {release.version: self._num_updates})
         self._version_to_num_updates = {int(v): int(count) for v, count in counts.items()}
-        for partition, known in config["contained"].items():
-            workers = {w: (int(e), int(q)) for w, (e, q) in known["workers"].items()}
-            self._partition_to_contained[int(partition)] = Contained(
-                {int(partition): int(known["offset"])}, workers
-            )
-            self._resume_from[int(partition)] = int(known["offset"])
-        for partition, offset in config["memory_from_offset"].items():
-            self._resume_from[int(partition)] = int(offset)
-        for partition, offsets in config.get("memory_copies", {}).items():
-            self._partition_to_copies[int(partition)] = set(offsets)
+        return config
+
+    def _go_back(self) -> None:
+        """Restore the live version, and forget what the refused one was trained on since.
+
+        Events stay contained: what led astray is not read again.
+        """
+        live = self._desk.live
+        assert live is not None  # nothing is refused before there is a live version
+        config = self._load(live)
+        offsets = {int(p): int(known["offset"]) for p, known in config["contained"].items()}
+        self._memory.forget_from(offsets)
+        self._num_unreleased = 0
 
     def _refuse_other(self, config: Mapping[str, Any]) -> None:
         wanted = {

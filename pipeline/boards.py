@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from learner.ports import PartitionOwner, ReceivedEvent
@@ -38,6 +38,12 @@ __all__ = [
 ]
 
 POLL_SLICE_SECONDS = 0.05
+
+BESIDE = "/beside"
+"""Ends the key of releases of the version beside a drafter; no identifier holds a slash.
+
+Of every key the newest message is kept: a version on trial must not displace the live one.
+"""
 
 T = TypeVar("T")
 
@@ -215,12 +221,16 @@ class _Follower(Generic[T]):
 
         Reads up to where the topic ends when called; the first call reads all of it.
         """
+        return list(self.poll_by_key(partitions).values())
+
+    def poll_by_key(self, partitions: Collection[int] | None = None) -> dict[bytes, T]:
+        """Return the same by key, in the order of their last messages."""
         newest: dict[bytes, T] = {}
         if partitions is None:
             partitions = range(self._log.num_partitions(self._topic))
         positions = {p: self._read_to_end(p, newest) for p in partitions}
         self._partition_to_offset = positions
-        return list(newest.values())
+        return newest
 
     def _read_to_end(self, partition: int, newest: dict[bytes, T]) -> int:
         begin = self._log.begin_offset(self._topic, partition)
@@ -247,6 +257,7 @@ class _Follower(Generic[T]):
             logger.warning("%s, passed over: %s", _place(self._topic, stored), error)
             return
         if self._is_newest(key, fact):
+            newest.pop(key, None)
             newest[key] = fact
 
     def _is_newest(self, key: bytes, fact: T) -> bool:
@@ -295,6 +306,7 @@ class ReleaseFollower:
 
     def __init__(self, log: EventLog) -> None:
         self._follower = _Follower(log, DRAFTER_RELEASES, decode_drafter_released)
+        self._beside: dict[str, DrafterReleased] = {}
 
     @property
     def num_undecodable(self) -> int:
@@ -303,7 +315,14 @@ class ReleaseFollower:
 
     def poll(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter that has a new one; waits for nothing."""
-        return self._follower.poll()
+        own, beside = _own_and_beside(self._follower.poll_by_key())
+        self._beside |= {release.drafter_id: release for release in beside}
+        return own
+
+    def take_beside(self) -> Sequence[DrafterReleased]:
+        """Return what the last polls found of the versions beside the drafters' own."""
+        taken, self._beside = list(self._beside.values()), {}
+        return taken
 
 
 class LogPolicyBoard:
@@ -331,13 +350,34 @@ class LogReleaseBoard:
         self._source = source
 
     def read_all(self) -> Sequence[DrafterReleased]:
-        """Return the newest release of every drafter."""
-        return _Follower(self._log, DRAFTER_RELEASES, decode_drafter_released).poll()
+        """Return the newest release of every drafter in its own place."""
+        return self._read()[0]
+
+    def read_beside(self) -> Sequence[DrafterReleased]:
+        """Return the newest release of the version beside every drafter that has had one."""
+        return self._read()[1]
 
     def publish(self, release: DrafterReleased) -> None:
-        """Publish durably; returns once stored."""
+        """Publish durably what stands in the drafter's own place; returns once stored."""
         message = _message(release.drafter_id, release, self._source)
         self._log.append(DRAFTER_RELEASES, [message])
+
+    def publish_beside(self, release: DrafterReleased) -> None:
+        """Publish durably what becomes of the version beside it; returns once stored."""
+        message = _message(release.drafter_id + BESIDE, release, self._source)
+        self._log.append(DRAFTER_RELEASES, [message])
+
+    def _read(self) -> tuple[list[DrafterReleased], list[DrafterReleased]]:
+        follower = _Follower(self._log, DRAFTER_RELEASES, decode_drafter_released)
+        return _own_and_beside(follower.poll_by_key())
+
+
+def _own_and_beside(
+    key_to_release: Mapping[bytes, DrafterReleased],
+) -> tuple[list[DrafterReleased], list[DrafterReleased]]:
+    suffix = BESIDE.encode()
+    own = [one for key, one in key_to_release.items() if not key.endswith(suffix)]
+    return own, [one for key, one in key_to_release.items() if key.endswith(suffix)]
 
 
 def _message(key: str, fact: PolicyPublished | DrafterReleased, source: str) -> Message:

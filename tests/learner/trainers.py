@@ -64,6 +64,16 @@ class Releases:
     """The board of releases as the bytes that travel."""
 
     history: list[bytes] = field(default_factory=list)
+    beside: list[bytes] = field(default_factory=list)
+
+    def read_beside(self) -> Sequence[DrafterReleased]:
+        """Return the newest of what was beside every drafter."""
+        found = [decode_drafter_released(data) for data in self.beside]
+        return list({release.drafter_id: release for release in found}.values())
+
+    def publish_beside(self, release: DrafterReleased) -> None:
+        """Keep one of the version beside."""
+        self.beside.append(encode(release))
 
     def read_all(self) -> Sequence[DrafterReleased]:
         """Return the newest release of every drafter."""
