@@ -11,10 +11,18 @@ import numpy as np
 
 from learner.selection.fixed import Fixed
 from replay.arm_rerun import chooses_arms, logged_arms, verify_logged_arms
+from replay.calibrating import CalibrationMeter
 from replay.cost import CostMeter, MeasuredCost
 from replay.errors import ReplayError
 from replay.hindsight import Hindsight, hindsight
-from replay.notes import estimates, missing_comparisons, missing_parts, mixtures, refusals
+from replay.notes import (
+    alarms,
+    estimates,
+    missing_comparisons,
+    missing_parts,
+    mixtures,
+    refusals,
+)
 from replay.off_policy_rows import knows_only_what_was_played, off_policy_rows
 from replay.policy_rows import policy_rows
 from replay.ports import SelectorFactory
@@ -24,7 +32,7 @@ from replay.regret_rows import regret_rows
 from replay.requests import RequestTrace, join_requests
 from replay.rerun import Disagreement, verify_logged_rounds, verify_logged_selection
 from replay.selectors import logged_selector
-from replay.summary import OffPolicyRow, ReplaySummary, RerunCheck
+from replay.summary import CalibrationRow, OffPolicyRow, ReplaySummary, RerunCheck
 from replay.tables import domain_rows, drafter_rows, stream_rows
 from replay.trace import Trace, TraceBuilder
 from replay.walks import PolicyWalks, WalkOptions
@@ -103,11 +111,13 @@ def analyse(
     asked = options or ReplayOptions(walks=WalkOptions(policies=tuple(policies)))
     reader = LogReader(log, streams=asked.streams)
     refuse_unknown(reader, asked)
-    builder, meter = TraceBuilder(), CostMeter()
+    builder, meter, calibrations = TraceBuilder(), CostMeter(), CalibrationMeter()
     check = _SelfCheck(asked.worker_selector, asked.max_relearned)
     walks = PolicyWalks(asked.walks, generator, builder.drafter_to_index)
     for request in join_requests(reader.segments()):
-        meter.add(request, builder.add(request))
+        place = builder.add(request)
+        meter.add(request, place)
+        calibrations.add(request, place)
         check.add(request)
         walks.add(request)
         if on_request is not None:
@@ -127,6 +137,7 @@ def analyse(
         best=best,
         stream_to_best=stream_to_best,
         walks=walks,
+        calibration=tuple(calibrations.rows(trace.drafter_ids)),
         check=check.result(),
     )
     return Analysis(
@@ -191,6 +202,7 @@ def _summary(
     best: Hindsight | None,
     stream_to_best: Mapping[int, Hindsight],
     walks: PolicyWalks,
+    calibration: tuple[CalibrationRow, ...],
     check: RerunCheck,
 ) -> ReplaySummary:
     total, *streams = stream_rows(trace)
@@ -211,12 +223,14 @@ def _summary(
         streams=tuple(streams),
         domains=domain_rows(trace, tuple(streams), rounds),
         drafters=drafter_rows(trace),
+        calibration=calibration,
         regrets=tuple(regrets),
         policies=policies,
         off_policy=off_policy,
         check=check,
         notes=(
             *partial,
+            *alarms(calibration),
             *missing_comparisons(trace, rounds),
             *mixtures(log),
             *estimates(policies),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from replay.reader import LogSummary
 from replay.regret import ComparableRounds
-from replay.summary import OffPolicyRow, PolicyRow
+from replay.summary import CalibrationRow, OffPolicyRow, PolicyRow
 from replay.trace import Trace
 
 
@@ -47,6 +48,25 @@ def missing_comparisons(trace: Trace, rounds: ComparableRounds) -> Iterator[str]
                 f"{drafter_id} was not scored in {count} of {rounds.num_rounds} compared rounds; "
                 "there it counts as no drafter."
             )
+
+
+def alarms(rows: tuple[CalibrationRow, ...]) -> Iterator[str]:
+    """Yield the drafters whose scores are wrong, at the level where it shows most."""
+    worst: dict[str, CalibrationRow] = {}
+    for row in rows:
+        if row.is_off and row.ratio is not None:
+            before = worst.get(row.drafter_id)
+            if before is None or _distance(row) > _distance(before):
+                worst[row.drafter_id] = row
+    for row in worst.values():
+        yield (
+            f"Alarm: {row.drafter_id} is accepted {row.ratio:.2f} times as often at level "
+            f"{row.level} as its scores say; what is computed from its scores is off by as much."
+        )
+
+
+def _distance(row: CalibrationRow) -> float:
+    return abs(row.realised - row.predicted) / math.sqrt(max(row.realised + row.predicted, 1.0))
 
 
 def mixtures(log: LogSummary) -> Iterator[str]:

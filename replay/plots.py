@@ -1,8 +1,4 @@
-"""The data of the report's plots: binned, rounded, and independent of any plotting library.
-
-A plot has variants (a switch above it), a variant has traces. Colours are roles, not values, so
-that the page can show them in light and in dark.
-"""
+"""The plots over time, of all streams together and of the largest ones."""
 
 from __future__ import annotations
 
@@ -26,7 +22,9 @@ from replay.binning import (
 )
 from replay.comparators import path_length
 from replay.hindsight import CLAIRVOYANT, SWITCHES_SHOWN, Hindsight, switching_name
+from replay.plot_data import Plot, PlotTrace, Variant, View
 from replay.regret import ComparableRounds, regret
+from replay.table_plots import table_plots
 from replay.trace import Trace
 from schemas.events import NO_DRAFTER
 
@@ -38,51 +36,6 @@ NOT_DRAWN = {CLAIRVOYANT, *(switching_name(count) for count in (2, 8, 32, 64))}
 """Comparators that the table shows and the curves of cumulative regret leave out."""
 
 TOKENS_AXIS = "emitted tokens"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotTrace:
-    """One line, area or row of marks.
-
-    ``color`` is a role, for marks one each; ``x`` None = the variant's.
-    """
-
-    name: str
-    kind: Literal["line", "area", "marks", "dots"]
-    color: str | list[str]
-    y: list[float | None]
-    x: list[float] | None = None
-    text: list[str] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """One state of a plot's switch."""
-
-    label: str
-    x_title: str
-    y_title: str
-    x: list[float]
-    traces: list[PlotTrace]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plot:
-    """One plot; ``empty`` says why there is nothing to draw."""
-
-    id: str
-    title: str
-    note: str
-    variants: list[Variant]
-    empty: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class View:
-    """The plots of one stream, or of all."""
-
-    label: str
-    plots: list[Plot]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +61,7 @@ def report_views(analysis: Analysis) -> list[View]:
     points = int(np.clip(MAX_TOTAL_POINTS // num_lines, 40, MAX_POINTS))
     views = [_view(analysis, None, points)]
     views.extend(_view(analysis, stream, points) for stream in analysis.stream_to_best)
+    views[0].plots.extend(table_plots(analysis.summary))
     return views
 
 

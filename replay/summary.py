@@ -80,6 +80,31 @@ class DrafterRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationRow:
+    """Whether a drafter was accepted at a level as often as its scores say.
+
+    Attributes:
+        level: Place in the draft, from 1.
+        num_rounds: Rounds in which the drafter was played and this level was reached.
+        predicted: Acceptance probabilities summed over those rounds.
+        realised: In how many of them the level was accepted.
+        ratio, ratio_low, ratio_high: Realised over predicted, with the 95 % interval that holds 1
+            if the scores are right; None where nothing was predicted.
+        is_off: Alarm: at some level of this drafter they differ beyond chance.
+    """
+
+    drafter_id: str
+    level: int
+    num_rounds: int
+    predicted: float
+    realised: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    is_off: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RegretRow:
     """Regret against one comparator; positive where the comparator was better.
 
@@ -214,6 +239,7 @@ class ReplaySummary:
     streams: tuple[StreamRow, ...]
     domains: tuple[DomainRow, ...]
     drafters: tuple[DrafterRow, ...]
+    calibration: tuple[CalibrationRow, ...]
     regrets: tuple[RegretRow, ...]
     policies: tuple[PolicyRow, ...]
     off_policy: tuple[OffPolicyRow, ...]

@@ -1,5 +1,5 @@
 "use strict";
-(() => {
+function drawReport() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const palettes = {
@@ -45,8 +45,18 @@
         marker: { size: 6, color }, showlegend: false,
         hovertemplate: "%{x} switches allowed: %{y:.4~g}<br>%{text}<extra></extra>" };
     }
+    if (spec.kind === "bars") {
+      const whiskers = { type: "data", symmetric: false, color: style("--ink"), thickness: 1.5,
+        array: spec.y.map((y, at) => (spec.high[at] === null ? 0 : spec.high[at] - y)),
+        arrayminus: spec.y.map((y, at) => (spec.low[at] === null ? 0 : y - spec.low[at])) };
+      return { name: spec.name, type: "bar", orientation: "h", x: spec.y, y: spec.text, error_x: whiskers,
+        marker: { color }, showlegend: false, hovertemplate: "%{y}: %{x:.4~g}<extra></extra>" };
+    }
     const width = spec.color === "played" ? 3 : 2;
-    return { ...common, mode: "lines", connectgaps: false, line: { width, color, dash },
+    const bounds = spec.low ? { error_y: { type: "data", symmetric: false, thickness: 1, width: 3,
+      array: spec.y.map((y, at) => spec.high[at] - y),
+      arrayminus: spec.y.map((y, at) => y - spec.low[at]) } } : {};
+    return { ...common, ...bounds, mode: "lines", connectgaps: false, line: { width, color, dash },
       hovertemplate: hover };
   }
 
@@ -59,7 +69,13 @@
     const y = { ...axis, title: { ...axis.title, text: variant.y_title } };
     const isShare = variant.traces.length > 0 && variant.traces[0].kind === "area";
     if (isShare) Object.assign(y, { range: [0, 1], tickformat: ".0%" });
-    const byToken = plot.id !== "dynamic";
+    const isBars = variant.traces.length > 0 && variant.traces[0].kind === "bars";
+    if (isBars) Object.assign(y, { type: "category", autorange: "reversed", title: { text: "" } });
+    const byToken = !["dynamic", "policies", "calibration"].includes(plot.id);
+    const along = isBars ? { x0: variant.level, x1: variant.level, yref: "paper", y0: 0, y1: 1 }
+      : { xref: "paper", x0: 0, x1: 1, y0: variant.level, y1: variant.level };
+    const shapes = variant.level === null ? []
+      : [{ type: "line", ...along, line: { width: 1.5, dash: "dot", color: style("--ink") } }];
     return {
       margin: { l: 8, r: 8, t: 30, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)", hovermode: byToken ? "x unified" : "closest",
@@ -71,7 +87,7 @@
       xaxis: { ...axis, title: { ...axis.title, text: variant.x_title }, zeroline: false,
         nticks: narrow() ? 5 : 10, ...(byToken ? { hoverformat: ",.0f" } : {}) },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--soft"), activecolor: style("--accent") },
-      yaxis: y, dragmode: narrow() ? false : "zoom",
+      shapes, yaxis: y, dragmode: narrow() ? false : "zoom",
     };
   }
 
@@ -80,6 +96,8 @@
     if (!host) return;
     const index = Math.min(chosen.variant[plot.id] || 0, plot.variants.length - 1);
     const variant = plot.variants[index];
+    const isBars = variant.traces[0].kind === "bars";
+    host.style.height = isBars ? `${110 + 34 * variant.traces[0].y.length}px` : "";
     Plotly.react(host, variant.traces.map((spec) => trace(spec, variant, plot.id)),
       layout(plot, variant), { responsive: true, displaylogo: false, displayModeBar: narrow() ? false : "hover",
         modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
@@ -136,4 +154,19 @@
   dark.addEventListener("change", redraw);
   show();
   document.documentElement.dataset.drawn = "true";
-})();
+}
+
+async function loadPlotly() {
+  const packed = atob(document.getElementById("plotly").textContent);
+  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(unpacked).text();
+  document.head.append(script);
+}
+
+loadPlotly().then(drawReport).catch((error) => {
+  document.getElementById("plots").textContent =
+    `The plots could not be drawn (${error.message}); a browser of 2023 or newer can.`;
+  throw error;
+});

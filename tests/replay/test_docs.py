@@ -7,6 +7,7 @@ from pathlib import Path
 
 from replay.reader import LogSummary, Problem
 from replay.summary import (
+    CalibrationRow,
     DomainRow,
     DrafterRow,
     OffPolicyRow,
@@ -25,7 +26,7 @@ def test_every_key_of_the_json_summary_is_documented() -> None:
     table = PAGE.read_text("utf-8").split("## The summary as JSON")[1]
     for kind in (
         *(LogSummary, Problem, ReplaySummary, StreamRow),
-        *(DomainRow, DrafterRow, RegretRow, PolicyRow, OffPolicyRow, RerunCheck),
+        *(DomainRow, DrafterRow, CalibrationRow, RegretRow, PolicyRow, OffPolicyRow, RerunCheck),
     ):
         for field in fields(kind):
             assert f"`{field.name}`" in table, f"{kind.__name__}.{field.name}"

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from replay.analysis import MAX_STREAMS, Analysis, analyse
-from replay.plots import MAX_POINTS, Plot, Variant, View, report_views, views_to_json
+from replay.plot_data import Plot, Variant, View
+from replay.plots import MAX_POINTS, report_views, views_to_json
 from tests.replay.logs import rich_events
 from tests.replay.synthetic import log, make_request, write_log
 

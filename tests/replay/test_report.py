@@ -43,7 +43,7 @@ def text_of(html: str) -> str:
 
 def test_the_page_is_one_small_file_that_names_no_address(report: Path) -> None:
     assert [path.name for path in report.parent.iterdir()] == ["report.html"]
-    assert report.stat().st_size < 8_000_000
+    assert report.stat().st_size < 5_000_000
     html = report.read_text("utf-8")
     assert not re.search(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=[\"'](?!data:)", html)
     assert "://" not in text_of(html)
@@ -157,9 +157,10 @@ def test_every_plot_is_drawn_without_errors_and_without_network(
     page = visited.page
     assert page.locator(".plot .main-svg").first.is_visible()
     drawn = page.eval_on_selector_all(
-        ".plot", "all => all.map(one => one.querySelectorAll('.scatterlayer .trace').length)"
+        ".plot",
+        "all => all.map(one => one.querySelectorAll('.plot .trace').length)",
     )
-    assert len(drawn) == 4 and min(drawn) >= 1
+    assert len(drawn) == 6 and min(drawn) >= 1
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert visited.complaints == []
     assert [url for url in visited.requests if not url.startswith(("file:", "data:"))] == []
