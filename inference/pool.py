@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from inference.ports import Draft, Drafter, DraftSession, GroupedDrafter, Predictions, WindowBatch
+from inference.shadows import Placed, Shadows
 from inference.trajectory import Trajectory
+from learner.trial import SHADOW, is_shadow
 from schemas.events import DrafterVersion
 
 _LOG = logging.getLogger(__name__)
@@ -34,32 +36,48 @@ class DrafterPool:
         ids = [drafter.version.drafter_id for drafter in drafters]
         if not ids or len(set(ids)) != len(ids):
             raise ValueError(f"drafter ids {ids} are not distinct, or there are none")
-        self._drafters = list(drafters)
+        self._own = list(drafters)
+        self._shadows = Shadows()
         self.failures: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._drafters)
+        return len(self.drafters)
 
     @property
     def versions(self) -> tuple[DrafterVersion, ...]:
         """Ids and versions in force, in order."""
-        return tuple(drafter.version for drafter in self._drafters)
+        return tuple(drafter.version for drafter in self.drafters)
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """The drafters in force, in order."""
-        return tuple(self._drafters)
+        """The drafters in force, in order; versions beside them come last."""
+        return tuple(self.arranged(None))
+
+    def arranged(self, request_id: str | None) -> list[Drafter]:
+        """Return the drafters of a request; only in a canary's are they not those of all."""
+        return self._shadows.arranged(self._own, request_id)
+
+    def of_request(self, request_id: str) -> DrafterPool:
+        """Return the pool as one request sees it, now and when it renews."""
+        return _RequestPool(self, request_id)
 
     def replace(self, drafter: Drafter) -> None:
-        """Put another version of a drafter in its place.
+        """Put another version of a drafter in its place, or beside it.
+
+        Args:
+            drafter: With the id of a drafter of the pool, or ``shadows.Placed`` beside one.
 
         Raises:
             KeyError: If the pool has no drafter of that id.
         """
-        ids = [known.version.drafter_id for known in self._drafters]
-        if drafter.version.drafter_id not in ids:
-            raise KeyError(f"drafter {drafter.version.drafter_id!r} is not in the pool {ids}")
-        self._drafters[ids.index(drafter.version.drafter_id)] = drafter
+        ids = [known.version.drafter_id for known in self._own]
+        drafter_id = drafter.version.drafter_id
+        if drafter_id.removesuffix(SHADOW) not in ids:
+            raise KeyError(f"drafter {drafter_id!r} is not in the pool {ids}")
+        if isinstance(drafter, Placed):
+            self._shadows.put(drafter)
+        else:
+            self._own[ids.index(drafter_id)] = drafter
 
     def start(
         self, trajectory: Trajectory, *, stream: str, vocab_size: int, draws_drafts: bool
@@ -68,6 +86,19 @@ class DrafterPool:
         return PoolSession(
             self, trajectory, stream=stream, vocab_size=vocab_size, draws_drafts=draws_drafts
         )
+
+
+class _RequestPool(DrafterPool):
+    """A pool as one request sees it."""
+
+    def __init__(self, pool: DrafterPool, request_id: str) -> None:
+        self._pool = pool
+        self._request_id = request_id
+        self.failures = pool.failures
+
+    def arranged(self, request_id: str | None) -> list[Drafter]:
+        """Return the drafters of the request."""
+        return self._pool.arranged(self._request_id)
 
 
 class PoolSession:
@@ -81,7 +112,8 @@ class PoolSession:
         draws_drafts: Whether drafts are drawn rather than the most probable.
 
     Attributes:
-        is_awake: bool (N,), drafters that have not failed in this request.
+        is_awake: bool (N,), drafters that have not failed in this request and are in their own
+            place.
     """
 
     def __init__(
@@ -98,10 +130,10 @@ class PoolSession:
         self._stream = stream
         self._vocab_size = vocab_size
         self._draws_drafts = draws_drafts
-        self.is_awake: NDArray[np.bool_] = np.ones(len(pool), dtype=np.bool_)
-        self._sessions: list[DraftSession | None] = [None] * len(pool)
         self._drafters: list[Drafter] = list(pool.drafters)
-        for index in range(len(pool)):
+        self.is_awake: NDArray[np.bool_] = np.ones(len(self._drafters), dtype=np.bool_)
+        self._sessions: list[DraftSession | None] = [None] * len(self._drafters)
+        for index in range(len(self._drafters)):
             self._start(index)
 
     @property
@@ -115,14 +147,16 @@ class PoolSession:
         return len(self._drafters)
 
     def renew(self) -> bool:
-        """Take up versions that the pool has changed; return whether there were any."""
-        changed = [
-            index
-            for index, drafter in enumerate(self._pool.drafters)
-            if drafter is not self._drafters[index]
-        ]
+        """Take up versions that the pool has changed; return whether there were any.
+
+        Places stay as they are: one beside a drafter that has come or gone since the request
+        began is not taken up or given up.
+        """
+        id_to_drafter = {one.version.drafter_id: one for one in self._pool.drafters}
+        newest = [id_to_drafter.get(one.version.drafter_id, one) for one in self._drafters]
+        changed = [i for i, drafter in enumerate(newest) if drafter is not self._drafters[i]]
         for index in changed:
-            self._drafters[index] = self._pool.drafters[index]
+            self._drafters[index] = newest[index]
             self._start(index)
         return bool(changed)
 
@@ -165,7 +199,7 @@ class PoolSession:
             self._sessions[index] = drafter.start(
                 self._trajectory, stream=self._stream, draws_drafts=self._draws_drafts
             )
-            self.is_awake[index] = True
+            self.is_awake[index] = not is_shadow(drafter.version.drafter_id)
         except SESSION_ERRORS as error:
             self._lose([index], error)
 

@@ -225,7 +225,7 @@ class Worker:
         begun = self._selection.begin(request.stream, ids)
         run = RequestRun(
             self.target,
-            self.pool,
+            self.pool.of_request(request.request_id),
             request.prompt_token_ids,
             request.params,
             engine,
