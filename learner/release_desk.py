@@ -210,7 +210,8 @@ class ReleaseDesk:
             return False
         self._refuse_if_fenced()
         for step in steps:
-            logger.warning(
+            logger.log(
+                logging.WARNING if self._is_refusal(step) else logging.INFO,
                 "drafter %s version %d is %s: %s",
                 self._identity.drafter_id,
                 step.version,

@@ -23,6 +23,7 @@ from learner.ports import ReceivedEvent
 from learner.prior import PriorSettings, StreamPrior
 from learner.request_selector import round_feedback
 from learner.selection import DEFAULT_POLICY, CompiledPolicy, PolicySpec, parse_policy
+from learner.trial import is_shadow
 from schemas.errors import ContractError
 from schemas.events import NO_DRAFTER, DrafterVersion, PolicyPublished, VerificationEvent
 
@@ -52,7 +53,9 @@ class StreamSettings:
     prior: PriorSettings = field(default_factory=PriorSettings)
 
     def admits(self, drafter_id: str) -> bool:
-        """Tell whether the learner keeps this drafter."""
+        """Tell whether the learner keeps this drafter; what stands beside one is never selected."""
+        if is_shadow(drafter_id):
+            return False
         return self.admitted_drafter_ids is None or drafter_id in self.admitted_drafter_ids
 
 
@@ -94,7 +97,9 @@ class StreamState:
             policy=state._learned_policy(event, positions, settings.policy),
             contained=self.contained.with_event(received),
         )
-        return state._without_forgotten(event), int(np.count_nonzero(positions < 0))
+        num_shadows = sum(map(is_shadow, event.drafter_ids))
+        num_orphans = int(np.count_nonzero(positions < 0)) - num_shadows
+        return state._without_forgotten(event), num_orphans
 
     def _with_drafters_of(self, event: VerificationEvent, settings: StreamSettings) -> StreamState:
         """Admit drafters seen for the first time and note new weights versions."""

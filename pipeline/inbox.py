@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from inference.drafters.nothing import NothingDrafter
 from inference.ports import Drafter
+from inference.shadows import beside, nothing_beside
 from pipeline.boards import PolicyFollower, ReleaseFollower
 from pipeline.eventlog.ports import EventLog, EventLogError
 from pipeline.registry import ArtifactError
@@ -30,6 +33,7 @@ class LogInbox:
         load: Turns a release into a drafter.
         drafter_ids: Drafters of the pool; releases of others are passed over.
         poll_seconds: Time between two looks, > 0.
+        canary_share: Share of the requests that a canary serves, in [0, 1).
 
     Attributes:
         num_refused: Releases that could not be loaded.
@@ -43,11 +47,14 @@ class LogInbox:
         drafter_ids: Sequence[str],
         *,
         poll_seconds: float,
+        canary_share: float = 0.0,
     ) -> None:
         self._open_log = open_log
         self._load = load
         self._drafter_ids = frozenset(drafter_ids)
         self._poll_seconds = poll_seconds
+        self._canary_share = canary_share
+        self._id_to_loaded: dict[str, tuple[tuple[int, str], Drafter]] = {}
         self._lock = threading.Lock()
         self._policies: dict[str, PolicyPublished] = {}
         self._drafters: dict[str, Drafter] = {}
@@ -76,7 +83,7 @@ class LogInbox:
         return taken
 
     def take_drafters(self) -> Sequence[Drafter]:
-        """Return the drafters that have new weights."""
+        """Return drafters that have new weights, in their own place or beside it."""
         with self._lock:
             taken, self._drafters = list(self._drafters.values()), {}
         return taken
@@ -109,17 +116,44 @@ class LogInbox:
             with self._lock:
                 self._policies[policy.stream] = policy
         for release in releases.poll():
-            if release.drafter_id in self._drafter_ids and release.state is ReleaseState.LIVE:
-                self._take(release)
+            if release.drafter_id not in self._drafter_ids:
+                continue
+            if release.state is ReleaseState.LIVE:
+                self._take(release, lambda drafter: drafter)
+            elif release.state is ReleaseState.RETIRED:
+                self._put(NothingDrafter(release.drafter_id))
+        for release in releases.take_beside():
+            if release.drafter_id in self._drafter_ids:
+                self._take_beside(release)
 
-    def _take(self, release: DrafterReleased) -> None:
+    def _take_beside(self, release: DrafterReleased) -> None:
+        match release.state:
+            case ReleaseState.SHADOW:
+                self._take(release, beside)
+            case ReleaseState.CANARY:
+                self._take(release, partial(beside, canary_share=self._canary_share))
+            case ReleaseState.CANDIDATE:
+                return  # it is not on trial yet
+            case _:
+                self._put(nothing_beside(release.drafter_id))
+
+    def _take(self, release: DrafterReleased, placed: Callable[[Drafter], Drafter]) -> None:
         try:
-            drafter = self._load(release)
+            self._put(placed(self._loaded(release)))
         except (ArtifactError, OSError, ValueError) as error:
             self.num_refused += 1
             logger.error(
                 "drafter %s version %d is not used: %s", release.drafter_id, release.version, error
             )
-            return
+
+    def _loaded(self, release: DrafterReleased) -> Drafter:
+        """Load and check a version, unless it is the one loaded last: it only changes its place."""
+        mark = (release.version, release.manifest_sha256)
+        known = self._id_to_loaded.get(release.drafter_id)
+        if known is None or known[0] != mark:
+            known = self._id_to_loaded[release.drafter_id] = (mark, self._load(release))
+        return known[1]
+
+    def _put(self, drafter: Drafter) -> None:
         with self._lock:
-            self._drafters[release.drafter_id] = drafter
+            self._drafters[drafter.version.drafter_id] = drafter

@@ -25,6 +25,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from learner.selection import DEFAULT_POLICY, parse_policy
 from learner.updates import DEFAULT_RULE
+from pipeline.gate_settings import GateSection
 from pipeline.pool_settings import DEFAULT_POOL, DrafterSettings, Identifier, Pool, Section
 
 PREFIX = "DRAFTLOOP_"
@@ -203,6 +204,7 @@ class Settings(Section):
     """The pool, as `[[drafters]]` tables; their order is the order of every array."""
     worker: WorkerSettings = WorkerSettings()
     learner: LearnerSettings = LearnerSettings()
+    gate: GateSection = GateSection()
     archiver: ArchiverSettings = ArchiverSettings()
     content: ContentSettings = ContentSettings()
     features: FeatureSettings = FeatureSettings()

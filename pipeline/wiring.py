@@ -43,7 +43,7 @@ from pipeline.inbox import LogInbox
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
 from pipeline.topics import TopicPlan, create_topics
-from schemas.events import VerificationEvent
+from schemas.events import ReleaseState, VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 
 CLOSE_SECONDS = 10.0
@@ -167,6 +167,7 @@ def start_worker(
         HeadLoader(target, DrafterRegistry(str(settings.data))),
         [one.drafter_id for one in settings.drafters],
         poll_seconds=settings.worker.poll_seconds,
+        canary_share=settings.gate.canary_share if settings.gate.enabled else 0.0,
     )
     worker = Worker(
         target,
@@ -269,9 +270,11 @@ def build_trainer(
     )
     trainers = []
     for one in settings.drafters:
-        if one.is_trained:
+        known = released.get(one.drafter_id)
+        if known is not None and known.state is ReleaseState.RETIRED:
+            logger.warning("drafter %s is retired and learns nothing", one.drafter_id)
+        elif one.is_trained:
             # A released head keeps the draft vocabulary that it was born with.
-            known = released.get(one.drafter_id)
             rows = loader(known).rows if known else fresh
             trainers.append(
                 DrafterTrainer(
@@ -316,6 +319,7 @@ def training_settings(settings: Settings, memory_positions: int) -> TrainingSett
         seed=one.seed,
         rule=one.update_rule,
         gradient=OnlineGradientSettings(learning_rate=one.learning_rate),
+        gate=settings.gate.settings(),
     )
 
 

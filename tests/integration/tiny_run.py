@@ -36,6 +36,8 @@ segment_tokens = 16
 batch_size = 32
 draft_vocabulary_size = 30
 keep_versions = 3
+[gate]
+enabled = false
 [content]
 consenting_streams = ["code", "maths"]
 [features]

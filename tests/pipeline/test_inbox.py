@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from inference.drafters.nothing import NothingDrafter
-from inference.ports import Drafter
+from inference.ports import Draft, Drafter
 from pipeline.boards import LogPolicyBoard, LogReleaseBoard
 from pipeline.eventlog.ports import EventLog, EventLogError
 from pipeline.inbox import LogInbox
 from pipeline.registry import ArtifactError
 from schemas.events import DrafterReleased, ReleaseState
+from tests.inference.fakes import FakeDrafter
 from tests.integration.tiny_run import wait_until
 from tests.pipeline.messages import open_log
 from tests.schemas.builders import make_policy, make_release
@@ -27,6 +28,17 @@ class Versioned(NothingDrafter):
     def __init__(self, release: DrafterReleased) -> None:
         super().__init__(release.drafter_id)
         self.release_version = release.version
+
+
+class Weighted(FakeDrafter):
+    """A drafter with weights, which may stand beside another."""
+
+    def __init__(self, release: DrafterReleased) -> None:
+        super().__init__(
+            behaviour=lambda *_: Draft(),
+            drafter_id=release.drafter_id,
+            weights_version=release.version,
+        )
 
 
 @pytest.fixture
@@ -43,7 +55,7 @@ def following(
     drafter_ids: tuple[str, ...] = ("drafter-0", "drafter-1"),
 ) -> Iterator[LogInbox]:
     """Yield an inbox that has looked once."""
-    inbox = LogInbox(open_log, load, drafter_ids, poll_seconds=0.01)
+    inbox = LogInbox(open_log, load, drafter_ids, poll_seconds=0.01, canary_share=0.25)
     inbox.start()
     try:
         yield inbox
@@ -100,6 +112,52 @@ def test_candidates_and_drafters_of_other_pools_are_passed_over(
     with following(lambda: open_log(tmp_path, num_partitions=1)) as inbox:
         assert versions(inbox.take_drafters()) == {"drafter-1": 1}
         assert inbox.num_refused == 0
+
+
+def released(version: int, state: str) -> DrafterReleased:
+    return make_release(drafter_id="drafter-0", version=version, state=ReleaseState(state))
+
+
+def places(inbox: LogInbox) -> dict[str, tuple[int, float]]:
+    """Return version and share of the requests per place."""
+    return {
+        one.version.drafter_id: (one.version.weights_version, getattr(one, "canary_share", 1.0))
+        for one in inbox.take_drafters()
+    }
+
+
+def test_a_version_on_trial_comes_beside_the_live_one_and_leaves_when_it_is_over(
+    tmp_path: Path, log: EventLog
+) -> None:
+    board = LogReleaseBoard(log, source="learner")
+    board.publish(released(1, "live"))
+    board.publish_beside(released(2, "shadow"))
+    loads: list[int] = []
+
+    def load(release: DrafterReleased) -> Drafter:
+        loads.append(release.version)
+        return Weighted(release)
+
+    with following(lambda: open_log(tmp_path, num_partitions=1), load) as inbox:
+        assert places(inbox) == {"drafter-0": (1, 1.0), "drafter-0@shadow": (2, 0.0)}
+        board.publish_beside(released(2, "canary"))
+        wait_until(lambda: bool(inbox._drafters))
+        assert places(inbox) == {"drafter-0@shadow": (2, 0.25)}
+        board.publish(released(2, "live"))
+        wait_until(lambda: bool(inbox._drafters))
+        assert places(inbox) == {"drafter-0": (2, 1.0)}
+        board.publish_beside(released(1, "retired"))
+        wait_until(lambda: bool(inbox._drafters))
+        assert places(inbox) == {"drafter-0@shadow": (0, 0.0)}
+        assert loads == [1, 2], "promotion loads nothing"
+
+
+def test_a_retired_drafter_proposes_nothing(tmp_path: Path, log: EventLog) -> None:
+    LogReleaseBoard(log, source="learner").publish(released(1, "retired"))
+    with following(lambda: open_log(tmp_path, num_partitions=1)) as inbox:
+        (drafter,) = inbox.take_drafters()
+        assert type(drafter) is NothingDrafter
+        assert drafter.version.drafter_id == "drafter-0"
 
 
 @pytest.mark.parametrize(
