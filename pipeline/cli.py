@@ -167,6 +167,9 @@ def replay(
     report: Annotated[
         Path | None, typer.Option(help="Write the interactive page to this file.")
     ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the plots as PNG files to this folder.")
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Replay logged traffic: what was played, what it cost, and what would have been best."""
@@ -178,6 +181,7 @@ def replay(
         drafter_ids=drafter or (),
         streams=stream or (),
         report=report,
+        png=png,
         json_file=json_file,
     )
     replay_log(log, asked, console=Console())

@@ -38,6 +38,7 @@ class ReplayRequest:
         num_speculative_tokens: Levels of the re-runs, at most; None = the logged ones.
         drafter_ids, streams: Only these; empty = all.
         report: Where to write the page; None writes none.
+        png: Folder for the plots as PNG files; None writes none.
         json_file: Where to write the summary; None writes none.
     """
 
@@ -46,6 +47,7 @@ class ReplayRequest:
     drafter_ids: Sequence[str] = ()
     streams: Sequence[str] = ()
     report: Path | None = None
+    png: Path | None = None
     json_file: Path | None = None
 
     @property
@@ -88,13 +90,25 @@ def replay_log(log: Path, asked: ReplayRequest, *, console: Console) -> Analysis
         if asked.report is not None:
             progress.update(task, description="writing the report")
             write_report(analysis, asked.report)
+        if asked.png is not None:
+            progress.update(task, description="drawing the plots")
+            _write_plots(analysis, asked.png)
     show_summary(analysis.summary, console)
     if asked.report is not None:
         console.print(f"report: {asked.report}", soft_wrap=True)
+    if asked.png is not None:
+        console.print(f"plots: {asked.png}", soft_wrap=True)
     if asked.json_file is not None:
         write_json(asked.json_file, analysis.summary.to_json())
         console.print(f"numbers: {asked.json_file}", soft_wrap=True)
     return analysis
+
+
+def _write_plots(analysis: Analysis, folder: Path) -> None:
+    # Imported where it is needed: matplotlib takes a second to start.
+    from replay.png import write_plots
+
+    write_plots(analysis, folder)
 
 
 def show_summary(summary: ReplaySummary, console: Console) -> None:

@@ -31,7 +31,11 @@ def test_tables_page_and_numbers_tell_the_same_and_twice_the_same(
         output = io.StringIO()
         analysis = replay_log(
             folder,
-            ReplayRequest(report=tmp_path / f"{name}.html", json_file=tmp_path / f"{name}.json"),
+            ReplayRequest(
+                report=tmp_path / f"{name}.html",
+                png=tmp_path / f"{name}-plots",
+                json_file=tmp_path / f"{name}.json",
+            ),
             console=Console(file=output, width=120),
         )
         texts.append(output.getvalue().replace(name, "report"))
@@ -47,6 +51,7 @@ def test_tables_page_and_numbers_tell_the_same_and_twice_the_same(
     assert "0 disagreements" in texts[0]
     assert tuple(row["policy"] for row in numbers["policies"]) == DEFAULT_POLICIES
     assert all(policy in texts[0] for policy in DEFAULT_POLICIES)
+    assert (tmp_path / "first-plots" / "regret.png").stat().st_size > 5000
     assert "</html>" in (tmp_path / "first.html").read_text()
 
 
