@@ -1,0 +1,46 @@
+"""The pipeline benchmark, in small: every key is there, and nothing is left out of a quantile."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.bench_events import bench_event
+from pipeline.bench_pipeline import PipelineBench, run_pipeline_bench
+from schemas.codec import decode_verification_event, encode
+from tests.integration.broker import free_port, own_broker
+
+KEYS = {
+    "encode_windows_per_second",
+    "decode_windows_per_second",
+    "apply_windows_per_second",
+    "end_to_end_share_of_bare",
+    "publish_delay_p99_seconds",
+    "emission_share",
+}
+
+
+def test_events_of_the_benchmark_are_valid_and_of_one_size() -> None:
+    values = [encode(bench_event(seed, num_windows=5)) for seed in range(2)]
+    shapes = {
+        decode_verification_event(value).windows.acceptance_probability.shape for value in values
+    }
+    assert shapes == {(5, 8, 8)}
+
+
+@pytest.mark.external_service
+def test_a_small_run_writes_every_key(tmp_path: Path) -> None:
+    events = [bench_event(seed, num_windows=4) for seed in range(4)]
+    bench = PipelineBench(num_events=40, delay_seconds=0.5)
+    with own_broker(tmp_path, free_port()) as servers:
+        console = Console(file=io.StringIO())
+        results = run_pipeline_bench(
+            events, servers, bench, json_file=tmp_path / "out.json", console=console
+        )
+    assert json.loads((tmp_path / "out.json").read_text()) == results
+    assert results.keys() >= KEYS
+    assert all(value > 0.0 for value in results.values())
