@@ -68,8 +68,11 @@ class Releases:
 
     def read_beside(self) -> Sequence[DrafterReleased]:
         """Return the newest of what was beside every drafter."""
-        found = [decode_drafter_released(data) for data in self.beside]
-        return list({release.drafter_id: release for release in found}.values())
+        return list({release.drafter_id: release for release in self.all_beside()}.values())
+
+    def all_beside(self) -> list[DrafterReleased]:
+        """Return all of what was beside the drafters, in order."""
+        return [decode_drafter_released(data) for data in self.beside]
 
     def publish_beside(self, release: DrafterReleased) -> None:
         """Keep one of the version beside."""
