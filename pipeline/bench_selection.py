@@ -138,9 +138,10 @@ def run_synthetic(
     jobs = [(size, shift, seed) for size in pool_sizes for shift in _SHIFTS for seed in seeds]
     runs: dict[tuple[int, Shift], list[Lengths]] = {}
     for size, shift, seed in track(jobs, "synthetic streams", console=console):
-        generator = np.random.default_rng([seed, size, _SHIFTS.index(shift)])
-        pool = synthetic_pool(size, generator)
-        found = _synthetic_lengths(pool, shift, num_requests, num_tokens, policies, generator)
+        # Dice of their own, so that pools of all sizes see the same traffic.
+        of_pool, of_traffic = np.random.default_rng([seed, _SHIFTS.index(shift)]).spawn(2)
+        pool = synthetic_pool(size, of_pool)
+        found = _synthetic_lengths(pool, shift, num_requests, num_tokens, policies, of_traffic)
         runs.setdefault((size, shift), []).append(found)
     return {**_synthetic_keys(runs), "table": _table(runs)}
 

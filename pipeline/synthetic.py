@@ -82,6 +82,8 @@ def hit_rate(length: float, num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
 def synthetic_pool(num_drafters: int, generator: np.random.Generator) -> SyntheticPool:
     """Draw a generalist and N - 1 specialists over min(7, N - 1) domains.
 
+    From equal generators a pool of 32 begins with the pool of 8.
+
     Raises:
         ValueError: If there are fewer than two drafters.
     """
@@ -111,6 +113,9 @@ def synthetic_requests(
 ) -> Iterator[SyntheticRequest]:
     """Yield requests whose domain persists, or which go A, B, A inside.
 
+    From equal generators a larger pool, over as many domains, sees the same text and its first
+    drafters have the same hits.
+
     Args:
         pool: The drafters.
         generator: The dice.
@@ -134,13 +139,14 @@ def _hits(
     pool: SyntheticPool, domains: NDArray[np.int64], generator: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Return who predicts which token, (P, N)."""
-    innovation = generator.standard_normal(len(domains))
+    of_text, of_drafters = generator.spawn(2)
+    innovation = of_text.standard_normal(len(domains))
     innovation[1:] *= np.sqrt(1.0 - PERSISTENCE**2)
     difficulty = np.empty_like(innovation)
     last = 0.0
     for position, step in enumerate(innovation):
         last = difficulty[position] = PERSISTENCE * last + step
-    private = generator.standard_normal((len(domains), pool.rates.shape[1]))
+    private = of_drafters.standard_normal((pool.rates.shape[1], len(domains))).T
     mixed = np.sqrt(SHARED_VARIANCE) * difficulty[:, None]
     mixed = mixed + np.sqrt(1.0 - SHARED_VARIANCE) * private
     return np.asarray(mixed < ndtri(pool.rates)[domains])

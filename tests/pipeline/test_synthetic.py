@@ -79,3 +79,21 @@ def test_a_window_holds_the_hits_that_follow_its_start() -> None:
     np.testing.assert_array_equal(trace.num_levels[-3:], [3, 2, 1])
     np.testing.assert_array_equal(trace.is_whole, np.arange(25) <= 15)
     assert np.isnan(trace.realised_acceptance[-1, 1:]).all()
+
+
+def test_a_larger_pool_sees_the_same_text_and_keeps_its_first_drafters() -> None:
+    found = []
+    for size in (8, 32):
+        rng = np.random.default_rng(4)
+        pool = synthetic_pool(size, rng)
+        requests = synthetic_requests(
+            pool, np.random.default_rng(5), num_requests=4, num_tokens=80, shift="inside"
+        )
+        found.append((pool.rates[:, :8], list(requests)))
+    (rates, few), (first_rates, many) = found
+    np.testing.assert_array_equal(rates, first_rates)
+    for one, other in zip(few, many, strict=True):
+        np.testing.assert_array_equal(one.domain, other.domain)
+        np.testing.assert_array_equal(
+            one.trace.realised_acceptance, other.trace.realised_acceptance[:, :, :8]
+        )
