@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -94,14 +94,22 @@ class SegmentRecorder:
     Args:
         facts: Of the request.
         trajectory: Of the request.
+        on_logits: Told every round's logits at the emitted positions, (emitted, V).
 
     Attributes:
         seconds: Time spent recording, which the serving thread pays.
     """
 
-    def __init__(self, facts: RequestFacts, trajectory: Trajectory) -> None:
+    def __init__(
+        self,
+        facts: RequestFacts,
+        trajectory: Trajectory,
+        *,
+        on_logits: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
         self._facts = facts
         self._trajectory = trajectory
+        self._on_logits = on_logits
         self.seconds = 0.0
         self._segment_index = 0
         self._segment = _Segment(first_position=trajectory.num_prompt_tokens)
@@ -121,6 +129,8 @@ class SegmentRecorder:
         self._segment.rounds.append(verified)
         if scored is not None:
             self._segment.scored.append(scored)
+        if self._on_logits is not None:
+            self._on_logits(logits)
         if self._facts.has_content:
             self._keep_top(logits)
         self.seconds += time.perf_counter() - began

@@ -123,7 +123,7 @@ def selection_of(options: WorkerOptions) -> Selection:
 
 
 class Worker:
-    """Serves one request at a time.
+    """Serves requests, one at a time or with rounds that take turns, all in one thread.
 
     Args:
         target: The verifying model.
@@ -175,51 +175,59 @@ class Worker:
         Raises:
             PromptTooLongError: If the prompt does not fit the target's context.
         """
-        began = time.perf_counter()
-        self._look_into_inbox()
-        run, recorder, begun = self._start(request)
+        work = self.begin(request)
         try:
-            rounds = self._play(run, recorder, request.stream, is_aborted, on_round)
+            while not work.is_finished:
+                on_round(work.step())
+                if is_aborted():
+                    work.abort()
         except Exception:
-            run.end(FinishReason.ERROR)
+            work.fail()
             raise
         finally:
-            self._report(run, recorder, request.stream)
-            ids = [version.drafter_id for version in run.drafters.versions]
-            begun.hand_back(ids)
-            self.emission_seconds += recorder.seconds
-        return Completion(
-            request_id=request.request_id,
-            token_ids=tuple(run.output_token_ids),
-            text=run.text,
-            finish_reason=run.finish_reason,
-            rounds=tuple(rounds),
-            seconds=time.perf_counter() - began,
-        )
+            work.close()
+        return work.completion
 
-    def _play(
-        self,
-        run: RequestRun,
-        recorder: SegmentRecorder,
-        stream: str,
-        is_aborted: Callable[[], bool],
-        on_round: Callable[[Round], None],
-    ) -> list[Round]:
-        """Play the rounds of a request, and report and renew between its segments."""
-        rounds: list[Round] = []
-        while run.finish_reason is FinishReason.UNFINISHED:
-            rounds.append(run.step(recorder))
-            on_round(rounds[-1])
-            if run.finish_reason is not FinishReason.UNFINISHED:
-                break
-            if is_aborted():
-                run.end(FinishReason.ABORTED)
-            elif recorder.num_positions >= self._options.segment_tokens:
-                self._report(run, recorder, stream)
-                self._take_up_versions(run)
-        return rounds
+    def begin(
+        self, request: Request, *, on_logits: Callable[[torch.Tensor], None] | None = None
+    ) -> RequestAtWork:
+        """Begin a request, to be played round by round; several may take turns.
 
-    def _start(self, request: Request) -> tuple[RequestRun, SegmentRecorder, Begun]:
+        Args:
+            request: What to serve.
+            on_logits: Told every round's logits at the emitted positions, (emitted, V).
+
+        Raises:
+            PromptTooLongError: If the prompt does not fit the target's context.
+        """
+        began = time.perf_counter()
+        self.look_into_inbox()
+        run, recorder, begun = self._start(request, on_logits)
+        return RequestAtWork(self, request, run, recorder, begun, began)
+
+    def change_policy(self, policy: str) -> None:
+        """Select by another policy from the next request on.
+
+        Raises:
+            ValueError: If it is unknown, or cannot be used as this worker speculates.
+        """
+        options = replace(self._options, policy=policy)
+        self._selection = selection_of(options)
+        self._options = options
+
+    @property
+    def policy(self) -> str:
+        """The selection policy in force."""
+        return self._options.policy
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most tokens of a draft."""
+        return self._options.engine.num_speculative_tokens
+
+    def _start(
+        self, request: Request, on_logits: Callable[[torch.Tensor], None] | None
+    ) -> tuple[RequestRun, SegmentRecorder, Begun]:
         options, engine = self._options, self._options.engine
         ids = [version.drafter_id for version in self.pool.versions]
         begun = self._selection.begin(request.stream, ids)
@@ -251,14 +259,15 @@ class Worker:
             has_content=request.has_consent,
             num_kept_tokens=min(options.num_kept_tokens, self.target.vocab_size),
         )
-        return run, SegmentRecorder(facts, run.trajectory), begun
+        return run, SegmentRecorder(facts, run.trajectory, on_logits=on_logits), begun
 
     def _seed(self, params: SamplingParams) -> np.random.SeedSequence:
         if params.seed is not None:
             return np.random.SeedSequence(params.seed)
         return self._seeds.spawn(1)[0]
 
-    def _report(self, run: RequestRun, recorder: SegmentRecorder, stream: str) -> None:
+    def report(self, run: RequestRun, recorder: SegmentRecorder) -> None:
+        """Close the segment and emit its event."""
         event, hidden = recorder.cut(
             run.drafters.versions, run.finish_reason, sequence=self._sequence
         )
@@ -271,14 +280,101 @@ class Worker:
         self._sink.emit(event)
         self.emission_seconds += time.perf_counter() - began
 
-    def _take_up_versions(self, run: RequestRun) -> None:
+    def is_full(self, recorder: SegmentRecorder) -> bool:
+        """Whether a segment is long enough to be reported."""
+        return recorder.num_positions >= self._options.segment_tokens
+
+    def take_up_versions(self, run: RequestRun) -> None:
         """Let a running request use new weights from here on."""
-        self._look_into_inbox()
+        self.look_into_inbox()
         if run.drafters.renew():
             run.scorer.skip_incomplete()
 
-    def _look_into_inbox(self) -> None:
+    def look_into_inbox(self) -> None:
+        """Take what the learner has sent."""
         for policy in self._inbox.take_policies():
             self._selection.update(policy)
         for drafter in self._inbox.take_drafters():
             self.pool.replace(drafter)
+
+
+class RequestAtWork:
+    """A request that a worker plays round by round and reports.
+
+    Args:
+        worker: Whose it is.
+        request: What is served.
+        run: Its rounds.
+        recorder: Its events.
+        begun: What selection started it from.
+        began: When it began, by the performance counter.
+
+    Attributes:
+        rounds: Every verification so far, the prompt's own first.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        request: Request,
+        run: RequestRun,
+        recorder: SegmentRecorder,
+        begun: Begun,
+        began: float,
+    ) -> None:
+        self._worker = worker
+        self._request = request
+        self._run = run
+        self._recorder = recorder
+        self._begun = begun
+        self._began = began
+        self._is_closed = False
+        self.rounds: list[Round] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no round is left to play."""
+        return self._run.finish_reason is not FinishReason.UNFINISHED
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Tokens emitted so far."""
+        return self._run.output_token_ids
+
+    def step(self) -> Round:
+        """Play one round; a segment that is full is reported before it."""
+        if self._worker.is_full(self._recorder):
+            self._worker.report(self._run, self._recorder)
+            self._worker.take_up_versions(self._run)
+        self.rounds.append(self._run.step(self._recorder))
+        return self.rounds[-1]
+
+    def abort(self) -> None:
+        """End where it is, if it has not ended by itself: nobody waits for the rest."""
+        if not self.is_finished:
+            self._run.end(FinishReason.ABORTED)
+
+    def fail(self) -> None:
+        """End where it is: a round has raised."""
+        self._run.end(FinishReason.ERROR)
+
+    def close(self) -> None:
+        """Report what has not been reported; call once the request has ended, in any way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._worker.report(self._run, self._recorder)
+        self._begun.hand_back([version.drafter_id for version in self._run.drafters.versions])
+        self._worker.emission_seconds += self._recorder.seconds
+
+    @property
+    def completion(self) -> Completion:
+        """What the request gave."""
+        return Completion(
+            request_id=self._request.request_id,
+            token_ids=tuple(self._run.output_token_ids),
+            text=self._run.text,
+            finish_reason=self._run.finish_reason,
+            rounds=tuple(self.rounds),
+            seconds=time.perf_counter() - self._began,
+        )

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipeline.cli_serving import add_commands
 from pipeline.cli_topics import topics
 from pipeline.settings import Settings, SettingsError, load_settings
 
@@ -353,6 +354,9 @@ def _stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, ask_to_stop)
     return stop
+
+
+add_commands(app, _stop_on_signals, console)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,7 @@ class LogEventSender:
         open_log: Opens the event log at the first send, in the thread and process that use it.
         source: Who sends, for the headers.
         max_value_bytes: Largest encoded event; brokers refuse above 1 MiB unless told otherwise.
+        trace_headers: Headers that the events of a request get besides their own.
 
     Attributes:
         num_with_fewer_top_tokens: Events sent with fewer of the target's top tokens.
@@ -39,11 +40,17 @@ class LogEventSender:
     """
 
     def __init__(
-        self, open_log: Callable[[], EventLog], *, source: str, max_value_bytes: int = 1_000_000
+        self,
+        open_log: Callable[[], EventLog],
+        *,
+        source: str,
+        max_value_bytes: int = 1_000_000,
+        trace_headers: Callable[[str], Mapping[str, bytes]] = lambda _: {},
     ) -> None:
         self._open_log = open_log
         self._source = source
         self._max_value_bytes = max_value_bytes
+        self._trace_headers = trace_headers
         self._log: EventLog | None = None
         self._counts: Counter[str] = Counter()
         self.num_unsendable = 0
@@ -80,6 +87,7 @@ class LogEventSender:
             logger.warning("event %s left out: %s", event.event_id, error)
             return None
         headers = cloud_event_headers(event, source=self._source)
+        headers |= self._trace_headers(event.request_id)
         return Message(key=event.stream.encode(), value=value, headers=headers)
 
     def _fitting(self, event: VerificationEvent) -> bytes:

@@ -27,6 +27,7 @@ from learner.selection import DEFAULT_POLICY, parse_policy
 from learner.updates import DEFAULT_RULE
 from pipeline.gate_settings import GateSection
 from pipeline.pool_settings import DEFAULT_POOL, DrafterSettings, Identifier, Pool, Section
+from pipeline.server_settings import LogSettings, MetricsSettings, ServerSettings
 
 PREFIX = "DRAFTLOOP_"
 NESTING = "__"
@@ -208,6 +209,9 @@ class Settings(Section):
     archiver: ArchiverSettings = ArchiverSettings()
     content: ContentSettings = ContentSettings()
     features: FeatureSettings = FeatureSettings()
+    server: ServerSettings = ServerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    logs: LogSettings = LogSettings()
 
     @model_validator(mode="after")
     def _policy_names_a_drafter(self) -> Self:

@@ -43,6 +43,7 @@ from pipeline.inbox import LogInbox
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
 from pipeline.topics import TopicPlan, create_topics
+from pipeline.traces import TraceContexts
 from schemas.events import ReleaseState, VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 
@@ -123,13 +124,15 @@ class RunningWorker:
 
     worker: Worker
     emitter: Emitter
+    sender: LogEventSender
     inbox: LogInbox
+    loader: HeadLoader
     features: FeatureRecorder | None
 
-    def close(self) -> int:
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> int:
         """Stop following, send what is queued, and return how many events stayed unsent."""
         self.inbox.close()
-        return self.emitter.close(CLOSE_SECONDS)
+        return self.emitter.close(timeout_seconds)
 
 
 class _TappedEmitter:
@@ -146,7 +149,11 @@ class _TappedEmitter:
 
 
 def start_worker(
-    settings: Settings, target: Target, *, tap: Callable[[VerificationEvent], None] | None = None
+    settings: Settings,
+    target: Target,
+    *,
+    tap: Callable[[VerificationEvent], None] | None = None,
+    traces: TraceContexts | None = None,
 ) -> RunningWorker:
     """Build a worker on a loaded target and start its inbox.
 
@@ -154,17 +161,24 @@ def start_worker(
         settings: Of the worker.
         target: The verifying model.
         tap: Shown every event as it is emitted, on the serving thread.
+        traces: Trace contexts of the requests, for the headers of their events.
     """
     epoch = time.time_ns() // 1000
     features = _feature_recorder(settings, epoch)
+    loader = HeadLoader(target, DrafterRegistry(str(settings.data)))
+    sender = LogEventSender(
+        lambda: open_log(settings),
+        source=settings.worker.worker_id,
+        trace_headers=(traces or TraceContexts()).headers,
+    )
     emitter = Emitter(
-        LogEventSender(lambda: open_log(settings), source=settings.worker.worker_id),
+        sender,
         capacity=settings.worker.emit_capacity,
         prepare=features.prepare if features else None,
     )
     inbox = LogInbox(
         lambda: open_log(settings),
-        HeadLoader(target, DrafterRegistry(str(settings.data))),
+        loader,
         [one.drafter_id for one in settings.drafters],
         poll_seconds=settings.worker.poll_seconds,
         canary_share=settings.gate.canary_share if settings.gate.enabled else 0.0,
@@ -178,7 +192,7 @@ def start_worker(
         recorder=features,
     )
     inbox.start()
-    return RunningWorker(worker, emitter, inbox, features)
+    return RunningWorker(worker, emitter, sender, inbox, loader, features)
 
 
 def _drafters(settings: Settings, target: Target) -> list[Drafter]:

@@ -1,0 +1,1 @@
+"""The HTTP server: the OpenAI API over a scheduler, and admin routes closed by default."""

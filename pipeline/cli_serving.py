@@ -1,0 +1,37 @@
+"""Commands that serve and run: ``serve``, ``up``, ``doctor``, ``estimate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
+]
+
+
+def add_commands(app: typer.Typer, stop_on_signals: Callable[[], Event], console: Console) -> None:
+    """Add the commands to the application.
+
+    Args:
+        app: The application.
+        stop_on_signals: Returns an event that SIGTERM and SIGINT set.
+        console: Where progress goes.
+    """
+
+    @app.command(epilog="Example: [bold]draftloop serve --config draftloop.toml[/bold]")
+    def serve(config: ConfigOption = None) -> None:
+        """Serve the OpenAI API with a worker that reports what verification saw."""
+        from pipeline.logs import start_logging
+        from pipeline.serving import run_server
+        from pipeline.settings import load_settings
+
+        settings = load_settings(config)
+        start_logging(settings.logs, "worker")
+        run_server(settings, stop_on_signals(), console)
