@@ -295,14 +295,17 @@ class DrafterTrainer:
             self.release("untrained")
             return
         config = self._load(latest)
-        for partition, known in config["contained"].items():
-            workers = {w: (int(e), int(q)) for w, (e, q) in known["workers"].items()}
+        contained = {
             # A version that came back carries how far its successor had read.
+            str(partition): {"offset": offset, "workers": {}}
+            for partition, offset in latest.training_window.partition_to_offset.items()
+        } | config["contained"]
+        for partition, known in contained.items():
+            workers = {w: (int(e), int(q)) for w, (e, q) in known["workers"].items()}
             given_up = latest.training_window.partition_to_offset.get(int(partition), 0)
             offset = max(int(known["offset"]), given_up)
-            self._partition_to_contained[int(partition)] = Contained(
-                {int(partition): offset}, workers
-            )
+            place = {int(partition): offset}
+            self._partition_to_contained[int(partition)] = Contained(place, workers)
             self._resume_from[int(partition)] = offset
         for partition, offset in config["memory_from_offset"].items():
             self._resume_from[int(partition)] = int(offset)
