@@ -26,8 +26,8 @@ from schemas.arrow import LoggedEvent, events_from_table
 from schemas.packing import EPOCH
 
 FILE_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet")
-MAX_BATCH_ROWS = 256
-BATCH_BYTES = 8 * 2**20
+MAX_BATCH_ROWS = 512
+BATCH_BYTES = 12 * 2**20
 """Most rows, and about how many bytes of them, that are in memory per partition."""
 
 _Row = tuple[Any, Segment]

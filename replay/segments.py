@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -168,20 +169,31 @@ def _plain(column: pa.Array) -> list[Any]:
 
 def _arrays_of_row(arrays: BatchArrays, index: int, num_levels: int) -> dict[str, Any]:
     """Return a row's arrays, copied: a view would keep the whole batch in memory."""
-    windows = slice(*arrays.window_offsets[index : index + 2])
-    scores = slice(*arrays.score_offsets[index : index + 2])
-    shape = (windows.stop - windows.start, num_levels, int(arrays.num_drafters[index]))
+    first, last = arrays.round_offsets[index], arrays.round_offsets[index + 1]
+    start, stop = arrays.window_offsets[index], arrays.window_offsets[index + 1]
+    scores = slice(arrays.score_offsets[index], arrays.score_offsets[index + 1])
+    shape = (stop - start, num_levels, arrays.num_drafters[index])
     found = {
-        name: values[slice(*offsets[index : index + 2])].copy()
+        name: values[offsets[index] : offsets[index + 1]].copy()
+        if offsets[index] < offsets[index + 1]
+        else _empty(values.dtype)
         for name, (offsets, values) in arrays.vectors.items()
     }
     return {
         **found,
-        "rounds": arrays.rounds[:, slice(*arrays.round_offsets[index : index + 2])].copy(),
-        "windows": arrays.windows[:, windows].copy(),
-        "acceptance_probability": arrays.probability[scores].reshape(shape).copy(),
-        "realised_acceptance": arrays.realised[scores].reshape(shape).copy(),
+        "rounds": arrays.rounds[:, first:last].copy(),
+        "windows": arrays.windows[:, start:stop].copy(),
+        "acceptance_probability": arrays.probability[scores].copy().reshape(shape),
+        "realised_acceptance": arrays.realised[scores].copy().reshape(shape),
     }
+
+
+@cache
+def _empty(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the one empty array of a type: most rows carry no state of a policy."""
+    empty: NDArray[Any] = np.empty(0, dtype=dtype)
+    empty.flags.writeable = False
+    return empty
 
 
 class _Pools:
