@@ -20,6 +20,8 @@ from replay.walks import (
     SKIPPED,
     SWITCHES,
     TOKENS,
+    WEIGHTED_ROUNDS,
+    WEIGHTED_TOKENS,
     WINDOWS,
     PolicySums,
     PolicyWalks,
@@ -66,7 +68,9 @@ def _policy_row(
     total = sums.counts.total
     tokens, rounds, skipped = total[TOKENS], total[ROUNDS], total[SKIPPED]
     depth = max(sums.by_draft.rows.shape[1] - 1, 1)
-    length = _ratio_to_logged(sums.counts.rows[:, [TOKENS, ROUNDS]], walks, 1, generator)
+    weighted = total[WEIGHTED_TOKENS], total[WEIGHTED_ROUNDS]
+    columns = [WEIGHTED_TOKENS, WEIGHTED_ROUNDS]
+    length = _ratio_to_logged(sums.counts.rows[:, columns], walks, 1, generator)
     speed = None
     if seconds is not None:
         own = np.column_stack([sums.counts.rows[:, TOKENS], seconds])
@@ -82,7 +86,7 @@ def _policy_row(
         num_idle_rounds=int(total[IDLE]),
         num_skipped_tokens=int(skipped),
         num_switches=int(total[SWITCHES]),
-        mean_acceptance_length=float(tokens / rounds) if rounds else None,
+        mean_acceptance_length=float(weighted[0] / weighted[1]) if weighted[1] else None,
         lowest_length=float(every / (rounds + skipped)) if every else None,
         highest_length=float(every / (rounds + skipped / (depth + 1))) if every else None,
         ratio=length.value if length else None,

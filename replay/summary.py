@@ -139,7 +139,8 @@ class PolicyRow:
         num_idle_rounds: Of these rounds, those without drafter.
         num_skipped_tokens: Tokens passed over, in no round: the log has no window there.
         num_switches: Changes of drafter from one round of a stream to the next.
-        mean_acceptance_length: Tokens per round, bonus included.
+        mean_acceptance_length: Tokens per round, bonus included; where windows were scored by
+            sample, each round weighed by one over the chance that its window was.
         lowest_length, highest_length: What it can be at most and at least, whatever the skipped
             tokens would have given: between one and K + 1 per round.
         ratio, ratio_low, ratio_high: Mean acceptance length over the logged one in the same

@@ -20,9 +20,11 @@ from replay.errors import ReplayError
 from replay.requests import RequestTrace
 from schemas.events import NO_DRAFTER
 
-TOKENS, ROUNDS, IDLE, SKIPPED, SWITCHES, ESTIMATED, WINDOWS, NUM_COUNTS = range(8)
+TOKENS, ROUNDS, IDLE, SKIPPED, SWITCHES, ESTIMATED, WINDOWS = range(7)
+WEIGHTED_TOKENS, WEIGHTED_ROUNDS, NUM_COUNTS = range(7, 10)
 """Columns of ``PolicySums.counts``: tokens emitted in rounds, rounds, of these without drafter,
-tokens passed over, changes of drafter, tokens whose rounds are estimates, and windows."""
+tokens passed over, changes of drafter, tokens whose rounds are estimates, windows; and tokens and
+rounds once more, each round weighed by one over the chance that its window was scored."""
 
 
 def window_trace(request: RequestTrace) -> WindowTrace:
@@ -240,7 +242,38 @@ class PolicyWalks:
         counts[IDLE], counts[SKIPPED], counts[SWITCHES] = num_idle, skipped, num_switches
         counts[ESTIMATED] = skipped if request.is_deterministic else num_positions
         counts[WINDOWS] = len(prepared.loss_to_losses["length"])
+        weights = score_weights(request)
+        if weights is None:
+            counts[WEIGHTED_TOKENS], counts[WEIGHTED_ROUNDS] = counts[TOKENS], counts[ROUNDS]
+        else:
+            weight = weights[walked.position]
+            counts[WEIGHTED_TOKENS] = weight @ walked.length
+            counts[WEIGHTED_ROUNDS] = weight.sum()
         sums.counts.add(counts)
+
+
+def score_weights(request: RequestTrace) -> NDArray[np.float64] | None:
+    """Return one over the chance that a window at each position was scored, (P,).
+
+    None where everything was scored. Scoring is drawn without looking at the text, so rounds
+    weighed like this stand for those that begin where nothing was scored.
+    """
+    rounds = request.rounds
+    if (rounds.score_probability == 1.0).all():
+        return None
+    weights = np.ones(request.end_position - request.first_position)
+    for first, count, chance in zip(
+        rounds.first_position - request.first_position,
+        rounds.num_emitted_tokens,
+        rounds.score_probability,
+        strict=True,
+    ):
+        weights[first : first + count] = 1.0 / chance
+    scored = np.zeros(weights.size, dtype=np.bool_)
+    starts = request.windows.start - request.first_position
+    scored[starts[(starts >= 0) & (starts < weights.size)]] = True
+    # The prompt's own pass and the last token are there whatever was scored.
+    return np.where(scored, weights, 1.0)
 
 
 def _parsed(text: str) -> PolicySpec:
