@@ -6,11 +6,13 @@ from inference.cache import RollbackUnsupportedError
 from inference.drafters.causal_lm import VocabularyMismatchError
 from inference.engine import PromptTooLongError
 from inference.model_files import ModelFilesError
+from learner.lifecycle import TransitionError
 from learner.training import FencedError
 from pipeline.archiver import ArchiverError
 from pipeline.batch import UnsentEventsError
 from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
+from pipeline.drafter_versions import DrafterVersionError
 from pipeline.eventlog.ports import EventLogError
 from pipeline.json_files import OutputError
 from pipeline.locks import LockError
@@ -25,6 +27,7 @@ KNOWN_ERRORS = (
     ArtifactError,
     ContractError,
     DemoError,
+    DrafterVersionError,
     EventLogError,
     FencedError,
     LockError,
@@ -36,6 +39,7 @@ KNOWN_ERRORS = (
     RecordingExistsError,
     ReplayError,
     RollbackUnsupportedError,
+    TransitionError,
     UnsentEventsError,
     VocabularyMismatchError,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from learner.training import FencedError
 from pipeline.boards import LogRefusedEvents
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pipeline.eventlog.kafka import KafkaEventLog
 
 JOIN_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 def run_learner(
@@ -41,7 +45,12 @@ def run_learner(
         return
     # Two would both train and number every version.
     with only_one(settings.data, "learner", cure="end it, or use another data folder"):
-        build_learner(settings, log, progress=progress).run(stop.is_set)
+        while not stop.is_set():
+            try:
+                build_learner(settings, log, progress=progress).run(stop.is_set)
+            except FencedError as error:
+                # No other learner works here: an operator has moved a drafter.
+                logger.warning("%s", error)
 
 
 def _run_in_groups(

@@ -172,6 +172,36 @@ class DrafterRegistry:
                 logger.warning("not a version, left out: %s", error)
         return sorted(found)
 
+    def drafter_ids(self) -> list[str]:
+        """Return the drafters that have versions, in order."""
+        return sorted(name for name in self._storage.children("drafters") if self.versions(name))
+
+    def find(self, drafter_id: str, version: int) -> StoredArtifact:
+        """Return a version by its number.
+
+        Raises:
+            ArtifactError: If it was never published, or its manifest is damaged.
+        """
+        uri = _version_folder(drafter_id, version)
+        if not self._storage.exists(f"{uri}/{MANIFEST}"):
+            raise ArtifactError(
+                f"drafter {drafter_id} version {version}",
+                found="no such version",
+                expected=f"one of {self.versions(drafter_id)}",
+            )
+        self._manifest(uri, None)
+        digest = _digest(self._storage.read(f"{uri}/{MANIFEST}"))
+        return StoredArtifact(uri=uri, manifest_sha256=digest, version=version)
+
+    def files(self, stored: StoredArtifact) -> Mapping[str, bytes]:
+        """Return all files of a version by their plain names, each checked; its manifest last."""
+        manifest = self._manifest(stored.uri, stored.manifest_sha256)
+        roles = sorted(manifest["files"])
+        contents = {role: self._file(stored.uri, manifest, role) for role in roles}
+        named = {FILE_NAMES.get(role, role): data for role, data in contents.items()}
+        plain = {**manifest, "files": {r: _entry(FILE_NAMES.get(r, r), contents[r]) for r in roles}}
+        return named | {MANIFEST: json.dumps(plain, indent=2, sort_keys=True).encode()}
+
     def prune(self, drafter_id: str, keep: int, protected: Collection[int]) -> list[int]:
         """Delete all but the newest ``keep`` versions and the protected ones.
 
@@ -281,10 +311,7 @@ def _manifest_bytes(
     names: Mapping[str, str],
     contents: Mapping[str, bytes],
 ) -> bytes:
-    files = {
-        role: {"name": names[role], "size_bytes": len(data), "sha256": _digest(data)}
-        for role, data in contents.items()
-    }
+    files = {role: _entry(names[role], data) for role, data in contents.items()}
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -294,6 +321,10 @@ def _manifest_bytes(
         "files": files,
     }
     return json.dumps(manifest, indent=2, sort_keys=True).encode()
+
+
+def _entry(name: str, data: bytes) -> dict[str, Json]:
+    return {"name": name, "size_bytes": len(data), "sha256": _digest(data)}
 
 
 def _parse_json(where: str, data: bytes) -> Mapping[str, Json]:

@@ -1,0 +1,158 @@
+"""``draftloop drafters``: look at the versions of drafters, and overrule what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pipeline.drafter_versions import DrafterVersions, VersionRow
+
+drafters = typer.Typer(help="The versions of the drafters: what is live, on trial, withdrawn.")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
+]
+DrafterArgument = Annotated[str, typer.Argument(help="Id of the drafter.")]
+VersionArgument = Annotated[int, typer.Argument(min=0, help="Number of the version.")]
+ReasonOption = Annotated[str, typer.Option(help="Why; it stands in the release.")]
+
+
+@drafters.command("list", epilog="Example: [bold]draftloop drafters list[/bold]")
+def list_versions(config: ConfigOption = None) -> None:
+    """List every stored version with its state and what it gave."""
+    with _versions(config) as versions:
+        rows = versions.rows()
+    table = Table("drafter", "version", "state", "tokens per verification", "reason")
+    for row in rows:
+        table.add_row(row.drafter_id, str(row.version), row.state, _evidence(row), _reason(row))
+    Console().print(table)
+
+
+@drafters.command(epilog="Example: [bold]draftloop drafters show head-replay[/bold]")
+def show(drafter_id: DrafterArgument, config: ConfigOption = None) -> None:
+    """Show all that is known of a drafter's versions."""
+    console = Console()
+    with _versions(config) as versions:
+        rows = versions.rows(drafter_id)
+    for row in rows:
+        release = row.release
+        console.print(f"[bold]{row.drafter_id} version {row.version}[/bold]: {row.state}")
+        if release is not None:
+            console.print(
+                f"  since {release.produced_at:%Y-%m-%d %H:%M:%S} UTC, parent "
+                f"{release.parent_version}, {release.architecture}\n"
+                f"  reason: {release.reason}\n  evidence: {_evidence(row)}\n"
+                f"  artifact: {release.artifact_uri}\n  target: {release.target_fingerprint}\n"
+                f"  trained up to: {dict(release.training_window.partition_to_offset)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+@drafters.command(epilog="Example: [bold]draftloop drafters promote head-replay 7[/bold]")
+def promote(
+    drafter_id: DrafterArgument,
+    version: VersionArgument,
+    reason: ReasonOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Make a stored version live without asking the gate."""
+    with _versions(config) as versions:
+        versions.promote(drafter_id, version, reason)
+    Console().print(f"{drafter_id} version {version} is live")
+
+
+@drafters.command(epilog="Example: [bold]draftloop drafters rollback head-replay --to 5[/bold]")
+def rollback(
+    drafter_id: DrafterArgument,
+    to: Annotated[
+        int | None, typer.Option(min=0, help="Version to go back to; default: the one before.")
+    ] = None,
+    reason: ReasonOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Withdraw the live version; weights, optimizer and meta state of an older one come back."""
+    with _versions(config) as versions:
+        withdrawn, restored = versions.rollback(drafter_id, to, reason)
+    Console().print(f"{drafter_id} version {withdrawn} is withdrawn, version {restored} is live")
+
+
+@drafters.command(epilog="Example: [bold]draftloop drafters retire head-recent[/bold]")
+def retire(
+    drafter_id: DrafterArgument, reason: ReasonOption = "", config: ConfigOption = None
+) -> None:
+    """Take a drafter out of service; promote one of its versions to bring it back."""
+    with _versions(config) as versions:
+        version = versions.retire(drafter_id, reason)
+    Console().print(f"{drafter_id} is retired, its last version was {version}")
+
+
+@drafters.command(epilog="Example: [bold]draftloop drafters export head-replay 7 folder[/bold]")
+def export(
+    drafter_id: DrafterArgument,
+    version: VersionArgument,
+    folder: Annotated[Path, typer.Argument(help="New folder for the version.")],
+    config: ConfigOption = None,
+) -> None:
+    """Copy a version to a folder, with its config and the state of its training."""
+    with _versions(config) as versions:
+        files = versions.export(drafter_id, version, folder)
+    for path in files:
+        Console().print(str(path), highlight=False, soft_wrap=True)
+
+
+@drafters.command("import", epilog="Example: [bold]draftloop drafters import folder[/bold]")
+def bring(
+    folder: Annotated[Path, typer.Argument(help="Folder that export has written.")],
+    as_id: Annotated[
+        str, typer.Option("--as", help="Id of the drafter; default: the exported one.")
+    ] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Store an exported version under the next number; promote it to use it."""
+    with _versions(config) as versions:
+        drafter_id, version = versions.bring(folder, as_id or None)
+    Console().print(
+        f"stored as {drafter_id} version {version}; draftloop drafters promote {drafter_id} "
+        f"{version} makes it live",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _versions(config: Path | None) -> Iterator[DrafterVersions]:
+    from contextlib import closing
+
+    from pipeline.boards import LogReleaseBoard
+    from pipeline.drafter_versions import DrafterVersions
+    from pipeline.registry import DrafterRegistry
+    from pipeline.settings import load_settings
+    from pipeline.wiring import open_log, utc_now
+
+    settings = load_settings(config)
+    with closing(open_log(settings)) as log:
+        board = LogReleaseBoard(log, source="draftloop drafters")
+        yield DrafterVersions(DrafterRegistry(str(settings.data)), board, now=utc_now)
+
+
+def _reason(row: VersionRow) -> str:
+    return "" if row.release is None else row.release.reason
+
+
+def _evidence(row: VersionRow) -> str:
+    evidence = None if row.release is None else row.release.evidence
+    if evidence is None:
+        return ""
+    return (
+        f"{evidence.new_acceptance_length:.3f} against {evidence.old_acceptance_length:.3f} "
+        f"({evidence.difference_low:+.3f}..{evidence.difference_high:+.3f}, "
+        f"{evidence.num_windows} windows)"
+    )
