@@ -102,14 +102,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        refusal = self._refusal(scope, headers) or self._too_long(headers.get(b"content-length"))
+        refusal = self.refusal(scope, headers) or self._too_long(headers.get(b"content-length"))
         if refusal is not None:
             await _discard(receive)
             await error_response(refusal)(scope, receive, send)
             return
         await _Limited(self._app, self._options.max_body_bytes)(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+    def refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Return why a request is not let in, or None."""
         path = self._route_path(scope)
         if path in OPEN:
             return None
