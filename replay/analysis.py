@@ -11,6 +11,7 @@ import numpy as np
 
 from learner.selection.fixed import Fixed
 from replay.arm_rerun import chooses_arms, logged_arms, verify_logged_arms
+from replay.arm_walks import ArmPool
 from replay.calibrating import CalibrationMeter
 from replay.cost import CostMeter, MeasuredCost
 from replay.errors import ReplayError
@@ -35,7 +36,7 @@ from replay.selectors import logged_selector
 from replay.summary import CalibrationRow, OffPolicyRow, ReplaySummary, RerunCheck
 from replay.tables import domain_rows, drafter_rows, stream_rows
 from replay.trace import Trace, TraceBuilder
-from replay.walks import PolicyWalks, WalkOptions
+from replay.walks import PolicyWalks, WalkOptions, chooses_by_time, parsed
 from schemas.events import NO_DRAFTER
 
 MAX_EXAMPLES = 5
@@ -113,7 +114,8 @@ def analyse(
     refuse_unknown(reader, asked)
     builder, meter, calibrations = TraceBuilder(), CostMeter(), CalibrationMeter()
     check = _SelfCheck(asked.worker_selector, asked.max_relearned)
-    walks = PolicyWalks(asked.walks, generator, builder.drafter_to_index)
+    pool = _arm_pool(log, asked)
+    walks = PolicyWalks(asked.walks, generator, builder.drafter_to_index, pool)
     for request in join_requests(reader.segments()):
         place = builder.add(request)
         meter.add(request, place)
@@ -171,6 +173,26 @@ def refuse_unknown(reader: LogReader, asked: ReplayOptions) -> None:
                 listed = ", ".join(known[:MAX_LISTED]) or "none"
                 more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
                 raise ReplayError(f"unknown {kind} {name!r}, the log has: {listed}{more}")
+
+
+def _arm_pool(log: Path, asked: ReplayOptions) -> ArmPool | None:
+    """Read the log once for its costs, if a policy chooses (drafter, K) by them."""
+    if not any(chooses_by_time(parsed(text)) for text in asked.walks.policies):
+        return None
+    reader, meter = LogReader(log, streams=asked.streams), CostMeter()
+    numbers: dict[str, int] = {}
+    for request in join_requests(reader.segments()):
+        place = [numbers.setdefault(one, len(numbers)) for one in request.drafter_ids]
+        meter.add(request, np.array(place, dtype=np.int64))
+    depth = max(reader.summary().num_speculative_tokens)
+    wanted = asked.walks.num_speculative_tokens
+    allowed = asked.walks.drafter_ids
+    return ArmPool.of_log(
+        meter.measured(len(numbers), depth),
+        numbers,
+        tuple(one for one in numbers if allowed is None or one in allowed),
+        depth if wanted is None else min(wanted, depth),
+    )
 
 
 def _best_per_stream(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection.fixed import Fixed
-from learner.selection.registry import POLICIES, PolicySpec
+from learner.selection.registry import PolicySpec
 from replay.block_sums import block_bootstrap_statistic
 from replay.cost import MeasuredCost
 from replay.regret import Interval
@@ -55,7 +55,7 @@ def policy_seconds(
 
 
 def _reads_windows(spec: PolicySpec) -> bool:
-    return spec.name != Fixed.name and not POLICIES[spec.name](2).learns_rounds
+    return spec.name != Fixed.name and not spec.build(2).learns_rounds
 
 
 def _policy_row(

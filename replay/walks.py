@@ -15,6 +15,7 @@ from learner.selection import PolicySpec, parse_policy
 from learner.selection.compiled import compiled
 from learner.selection.fixed import Fixed
 from learner.walk import Coins, PreparedTrace, Walker, WindowTrace, prepare
+from replay.arm_walks import ArmPool, ArmRounds, ArmWalks
 from replay.block_sums import BlockSums
 from replay.errors import ReplayError
 from replay.requests import RequestTrace
@@ -39,7 +40,8 @@ def window_trace(request: RequestTrace) -> WindowTrace:
     starts = windows.start.astype(np.int64) - request.first_position
     rows = slice(int(np.searchsorted(starts, 0)), int(np.searchsorted(starts, num_positions)))
     is_idle = np.zeros(num_positions, dtype=np.bool_)
-    is_idle[starts[rows]] = True
+    # Of a window that was broken off only level 1 is known: nobody slept there.
+    is_idle[starts[rows]] = ~_is_broken(windows.realised_acceptance[rows], windows.num_levels[rows])
     without = request.rounds.drafter_index == NO_DRAFTER
     idle = request.rounds.first_position[without] - request.first_position
     # Rounds that the end of the request cut to nothing lie behind its last position.
@@ -59,20 +61,32 @@ def window_trace(request: RequestTrace) -> WindowTrace:
     )
 
 
+def _is_broken(
+    realised_acceptance: NDArray[np.float16], num_levels: NDArray[np.int16]
+) -> NDArray[np.bool_]:
+    """Return the windows that have a second level which some drafter's scores do not reach, (W,)."""
+    if realised_acceptance.shape[1] < 2:
+        return np.zeros(len(num_levels), dtype=np.bool_)
+    # As bits, since numpy compares float16 slowly; beyond infinity lies NaN.
+    is_missing = (realised_acceptance[:, :2].view(np.uint16) & 0x7FFF) > 0x7C00
+    ends_early = (~is_missing[:, 0] & is_missing[:, 1]).any(axis=1)
+    return np.asarray(ends_early & (num_levels > 1))
+
+
 @compiled
 def count_rounds(
     position: NDArray[np.int64],
     drafter: NDArray[np.int64],
+    budget: NDArray[np.int64],
     number: NDArray[np.int64],
     num_positions: int,
-    depth: int,
     previous: int,
     by_draft: NDArray[np.float64],
     by_drafter: NDArray[np.float64],
 ) -> tuple[int, int, int]:
     """Count a walk's drafts, in place; return rounds without drafter, switches, last drafter.
 
-    ``number`` is each drafter's number in the log, (N,).
+    ``budget`` is the K of each round, ``number`` each drafter's number in the log, (N,).
     """
     num_idle = 0
     num_switches = 0
@@ -82,7 +96,7 @@ def count_rounds(
             num_idle += 1
             continue
         played = number[drafter[index]]
-        drafted = min(depth, num_positions - position[index] - 1)
+        drafted = min(budget[index], num_positions - position[index] - 1)
         by_draft[drafted] += 1.0
         by_drafter[played] += drafted
         if previous >= 0 and played != previous:
@@ -147,9 +161,10 @@ class PolicyWalks:
         options: What to walk with.
         generator: The dice of the coins.
         drafter_to_number: Numbers of the log's drafters; new ones are appended to it.
+        pool: What policies that choose (drafter, K) by time choose from; None = there is none.
 
     Raises:
-        ReplayError: If a policy is unknown.
+        ReplayError: If a policy is unknown, or chooses by time without a pool.
     """
 
     def __init__(
@@ -157,11 +172,17 @@ class PolicyWalks:
         options: WalkOptions,
         generator: np.random.Generator,
         drafter_to_number: dict[str, int] | None = None,
+        pool: ArmPool | None = None,
     ) -> None:
         self._options = options
         self._generator = generator
         self._streams: dict[str, _Stream] = {}
-        self.specs = [_parsed(text) for text in options.policies]
+        self.specs = [parsed(text) for text in options.policies]
+        self._arm_walks = {
+            index: ArmWalks(spec, _given(pool, spec))
+            for index, spec in enumerate(self.specs)
+            if chooses_by_time(spec)
+        }
         self.sums = [PolicySums() for _ in self.specs]
         self.logged = BlockSums(3)
         self._drafter_to_number = {} if drafter_to_number is None else drafter_to_number
@@ -179,14 +200,21 @@ class PolicyWalks:
         stream = self._streams.setdefault(request.stream, _Stream())
         if any(drafter_id not in stream.drafter_ids for drafter_id in ids):
             stream.drafter_ids = tuple(dict.fromkeys((*stream.drafter_ids, *ids)))
-        prepared = self._prepared(request)
+        trace = window_trace(request)
+        coins = Coins.toss(self._generator, trace.num_positions, request.num_speculative_tokens)
+        score_coins = self._generator.random(trace.num_positions)
+        prepared = self._prepared(request, trace, coins)
         over_pool = _over(prepared, request, stream.drafter_ids)
+        block = self._options.block or request.score_block
         for index, spec in enumerate(self.specs):
-            if spec.name == Fixed.name:
+            if index in self._arm_walks:
+                arms = self._arm_walks[index].walk(request, trace, coins, score_coins, block)
+                self._count_arms(request, stream, index, arms)
+            elif spec.name == Fixed.name:
                 fixed = (spec.drafter,)
-                self._walk(request, stream, index, fixed, _over(prepared, request, fixed))
+                self._walk(request, stream, index, fixed, _over(prepared, request, fixed), block)
             else:
-                self._walk(request, stream, index, stream.drafter_ids, over_pool)
+                self._walk(request, stream, index, stream.drafter_ids, over_pool, block)
         rounds = request.rounds
         seconds = sum(
             float(values.sum(dtype=np.float64))
@@ -194,11 +222,9 @@ class PolicyWalks:
         )
         self.logged.add(np.array([request.num_tokens, rounds.first_position.size, seconds]))
 
-    def _prepared(self, request: RequestTrace) -> PreparedTrace:
-        trace = window_trace(request)
+    def _prepared(self, request: RequestTrace, trace: WindowTrace, coins: Coins) -> PreparedTrace:
         depth = request.num_speculative_tokens
         wanted = self._options.num_speculative_tokens
-        coins = Coins.toss(self._generator, trace.num_positions, depth)
         return prepare(
             trace, coins, num_speculative_tokens=depth if wanted is None else min(wanted, depth)
         )
@@ -210,45 +236,83 @@ class PolicyWalks:
         index: int,
         drafter_ids: tuple[str, ...],
         prepared: PreparedTrace,
+        block: int,
     ) -> None:
         walker = stream.walkers.get(index)
+        depth = prepared.num_speculative_tokens
         if walker is None:
-            walker = Walker(self.specs[index], len(drafter_ids), drafter_ids=drafter_ids)
+            walker = Walker(
+                self.specs[index],
+                len(drafter_ids),
+                drafter_ids=drafter_ids,
+                num_speculative_tokens=depth,
+            )
             stream.walkers[index] = walker
         walker.change_pool(drafter_ids)
-        block = self._options.block or request.score_block
         walked = walker.walk(prepared, block=block)
         numbers = [self._drafter_to_number.get(one, 0) for one in drafter_ids]
-        by_draft = np.zeros(prepared.num_speculative_tokens + 1)
-        by_drafter = np.zeros(len(self._drafter_to_number))
-        num_positions = len(prepared.is_idle)
-        num_idle, num_switches, last = count_rounds(
-            walked.position,
-            walked.drafter,
+        self._count(
+            request,
+            stream,
+            index,
+            ArmRounds(
+                position=walked.position,
+                length=walked.length,
+                drafter=walked.drafter,
+                budget=np.full(walked.position.size, depth),
+                num_scored=len(prepared.loss_to_losses["length"]),
+            ),
             np.array(numbers, dtype=np.int64),
+            depth,
+        )
+
+    def _count_arms(
+        self, request: RequestTrace, stream: _Stream, index: int, rounds: ArmRounds
+    ) -> None:
+        pool = self._arm_walks[index].pool
+        numbers = [
+            self._drafter_to_number.setdefault(one, len(self._drafter_to_number))
+            for one in pool.drafter_ids
+        ]
+        self._count(request, stream, index, rounds, np.array(numbers), pool.num_speculative_tokens)
+
+    def _count(
+        self,
+        request: RequestTrace,
+        stream: _Stream,
+        index: int,
+        rounds: ArmRounds,
+        numbers: NDArray[np.int64],
+        depth: int,
+    ) -> None:
+        by_draft = np.zeros(depth + 1)
+        by_drafter = np.zeros(len(self._drafter_to_number))
+        num_positions = request.end_position - request.first_position
+        num_idle, num_switches, last = count_rounds(
+            rounds.position,
+            rounds.drafter,
+            rounds.budget,
+            numbers,
             num_positions,
-            prepared.num_speculative_tokens,
             stream.last.get(index, -1),
             by_draft,
             by_drafter,
         )
         stream.last[index] = last
-        skipped = num_positions - walked.num_tokens
+        num_tokens = int(rounds.length.sum())
+        skipped = num_positions - num_tokens
+        counts = np.zeros(NUM_COUNTS)
+        counts[TOKENS], counts[ROUNDS] = num_tokens, len(rounds.position)
+        counts[IDLE], counts[SKIPPED], counts[SWITCHES] = num_idle, skipped, num_switches
+        counts[ESTIMATED] = skipped if request.is_deterministic else num_positions
+        counts[WINDOWS] = rounds.num_scored
+        weights = score_weights(request)
+        weight = None if weights is None else weights[rounds.position]
+        counts[WEIGHTED_TOKENS] = num_tokens if weight is None else weight @ rounds.length
+        counts[WEIGHTED_ROUNDS] = counts[ROUNDS] if weight is None else weight.sum()
         sums = self.sums[index]
         sums.by_draft.add(by_draft)
         sums.by_drafter.add(by_drafter)
-        counts = np.zeros(NUM_COUNTS)
-        counts[TOKENS], counts[ROUNDS] = walked.num_tokens, len(walked.position)
-        counts[IDLE], counts[SKIPPED], counts[SWITCHES] = num_idle, skipped, num_switches
-        counts[ESTIMATED] = skipped if request.is_deterministic else num_positions
-        counts[WINDOWS] = len(prepared.loss_to_losses["length"])
-        weights = score_weights(request)
-        if weights is None:
-            counts[WEIGHTED_TOKENS], counts[WEIGHTED_ROUNDS] = counts[TOKENS], counts[ROUNDS]
-        else:
-            weight = weights[walked.position]
-            counts[WEIGHTED_TOKENS] = weight @ walked.length
-            counts[WEIGHTED_ROUNDS] = weight.sum()
         sums.counts.add(counts)
 
 
@@ -276,16 +340,27 @@ def score_weights(request: RequestTrace) -> NDArray[np.float64] | None:
     return np.where(scored, weights, 1.0)
 
 
-def _parsed(text: str) -> PolicySpec:
+def parsed(text: str) -> PolicySpec:
+    """Read a policy's specification.
+
+    Raises:
+        ReplayError: If it is not one.
+    """
     try:
-        spec = parse_policy(text)
+        return parse_policy(text)
     except ValueError as error:
         raise ReplayError(f"cannot re-run {text}: {error}") from error
-    if spec.objective != "tokens":
-        raise ReplayError(
-            f"cannot re-run {text}: a log is walked for tokens, expected objective=tokens"
-        )
-    return spec
+
+
+def chooses_by_time(spec: PolicySpec) -> bool:
+    """Tell whether a policy chooses (drafter, K), so that costs must be known before."""
+    return spec.objective == "seconds"
+
+
+def _given(pool: ArmPool | None, spec: PolicySpec) -> ArmPool:
+    if pool is None:
+        raise ReplayError(f"cannot re-run {spec}: the costs of the log are not known yet")
+    return pool
 
 
 def _over(

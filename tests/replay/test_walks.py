@@ -200,6 +200,20 @@ def test_where_every_drafter_is_asleep_the_target_writes_alone() -> None:
     assert (counts[ROUNDS], counts[TOKENS], counts[IDLE], counts[SKIPPED]) == (30, 30, 30, 0)
 
 
+def test_windows_of_which_only_the_first_level_is_known_are_passed_over() -> None:
+    event = make_request(num_tokens=60, hit_rates=[1.0, 1.0])
+    values = event.windows.acceptance_probability.copy(), event.windows.realised_acceptance.copy()
+    for one in values:
+        one[10:20, 1:] = np.nan
+    windows = replace(
+        event.windows, acceptance_probability=values[0], realised_acceptance=values[1]
+    )
+    counts = counts_of([joined(replace(event, windows=windows))], "hedge")
+    assert counts[SKIPPED] > 0
+    assert counts[TOKENS] + counts[SKIPPED] == 60
+    assert counts[IDLE] <= 2
+
+
 def test_tokens_without_window_are_skipped_and_counted() -> None:
     head, rest = split(make_request(num_tokens=90), 5)
     _, tail = split(rest, 5)
