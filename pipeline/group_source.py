@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from learner.ports import PartitionOwner
@@ -40,6 +41,7 @@ class GroupEventSource:
         self._reader = log.reader(VERIFICATION_EVENTS)
         self._owner: PartitionOwner | None = None
         self._partitions: set[int] = set()
+        self._pending: deque[PartitionChange] = deque()
         self.num_dead_letters = 0
         self.last_poll_seconds = time.monotonic()
         self._member.start()
@@ -85,8 +87,10 @@ class GroupEventSource:
     def poll(self, timeout_seconds: float) -> Sequence[LoggedEvent]:
         """Hand over partitions that come and go, then return what has arrived."""
         self.last_poll_seconds = time.monotonic()
-        for change in self._member.take_changes():
-            self._apply(change)
+        self._pending.extend(self._member.take_changes())
+        while self._pending:
+            # One at a time: where one fails, the others are still to be heeded by the next poll.
+            self._apply(self._pending.popleft())
         if not self._partitions:
             time.sleep(min(timeout_seconds, JOINING_SECONDS))
             return []
@@ -117,10 +121,13 @@ class GroupEventSource:
 
     def _lose(self, change: PartitionChange) -> None:
         owned = [p for p in change.partitions if p in self._partitions]
-        if self._owner is not None and owned:
-            if change.kind is ChangeKind.REVOKED and not change.is_too_late:
-                self._owner.on_revoked(owned)
-            else:
-                self._owner.on_lost(owned)
-        self._partitions -= set(owned)
+        # They are gone, even if publishing what was known of them fails.
         self._reader.let_go(owned)
+        try:
+            if self._owner is not None and owned:
+                if change.kind is ChangeKind.REVOKED and not change.is_too_late:
+                    self._owner.on_revoked(owned)
+                else:
+                    self._owner.on_lost(owned)
+        finally:
+            self._partitions -= set(owned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,8 @@ class KafkaClients:
         try:
             return client_type(
                 bootstrap_servers=self._servers,
+                # Names the process in the broker's log and in the description of a group.
+                client_id=f"draftloop-{os.getpid()}",
                 bootstrap_timeout_ms=self._timeout_milliseconds,
                 request_timeout_ms=self._timeout_milliseconds,
                 reconnect_backoff_max_ms=_LONGEST_RECONNECT_MILLISECONDS,

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -101,6 +102,7 @@ class KafkaMembership:
         self._has_answered = threading.Event()
         self._stop = threading.Event()
         self._fatal_error: KafkaError | None = None
+        self._has_lost = False
         self._thread = threading.Thread(target=self._run, name=f"member {topic}", daemon=True)
         self.num_rebalances = 0
         self.num_failures = 0
@@ -170,15 +172,37 @@ class KafkaMembership:
                     continue
                 consumer.poll(timeout_ms=POLL_MILLISECONDS)
                 self._commit_or_confirm(consumer)
+                if self._has_lost:
+                    # The client (3.0.12) goes on telling the group that it owns what it has lost.
+                    # They are then withheld from the others and given to nobody.
+                    self._has_lost = False
+                    self._leave(consumer)
+                    consumer = None
             except FATAL as error:
                 self._fatal_error = error
                 break
             except KafkaError as error:
-                self.num_failures += 1
-                logger.warning("membership in the group of %s: %s", self._topic, error)
-                self._stop.wait(RETRY_SECONDS)
+                self._bear(error)
+            except Exception as error:
+                # The client meets answers it did not foresee. A thread that ends here would leave
+                # a member that nobody hears from, so it joins anew with another client.
+                self._bear(error)
+                self._discard(consumer)
+                consumer = None
         if consumer is not None:
             self._leave(consumer)
+
+    def _bear(self, error: Exception) -> None:
+        self.num_failures += 1
+        name = type(error).__name__
+        logger.warning("membership in the group of %s: %s: %s", self._topic, name, error)
+        self._stop.wait(RETRY_SECONDS)
+
+    def _discard(self, consumer: Any) -> None:
+        self._lose(self.owned)
+        if consumer is not None:
+            with suppress(Exception):
+                consumer.close(autocommit=False, timeout_ms=0)
 
     def _is_owner_silent(self) -> bool:
         """A member without partitions owes nobody an answer."""
@@ -229,7 +253,7 @@ class KafkaMembership:
 
     def _give_up(self, partitions: Collection[int]) -> None:
         """Wait until the owner has published and let go; the group waits with us."""
-        if self._stop.is_set():
+        if self._stop.is_set() or not self.owned.intersection(partitions):
             # Leaving on purpose: the owner has published already and asks no more.
             self._lose(partitions)
             return
@@ -268,4 +292,5 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the client 
         self._membership._give_up([place.partition for place in revoked])
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        self._membership._has_lost = True
         self._membership._lose([place.partition for place in lost])
