@@ -173,6 +173,10 @@ def refuse_unknown(reader: LogReader, asked: ReplayOptions) -> None:
                 listed = ", ".join(known[:MAX_LISTED]) or "none"
                 more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
                 raise ReplayError(f"unknown {kind} {name!r}, the log has: {listed}{more}")
+    allowed = asked.walks.drafter_ids
+    for text in fixed:
+        if allowed is not None and text.partition(":")[2] not in allowed:
+            raise ReplayError(f"{text} is not among the drafters asked for: {', '.join(allowed)}")
 
 
 def _arm_pool(log: Path, asked: ReplayOptions) -> ArmPool | None:

@@ -64,7 +64,7 @@ def window_trace(request: RequestTrace) -> WindowTrace:
 def _is_broken(
     realised_acceptance: NDArray[np.float16], num_levels: NDArray[np.int16]
 ) -> NDArray[np.bool_]:
-    """Return the windows that have a second level which some drafter's scores do not reach, (W,)."""
+    """Return the windows whose second level some drafter's scores do not reach, (W,)."""
     if realised_acceptance.shape[1] < 2:
         return np.zeros(len(num_levels), dtype=np.bool_)
     # As bits, since numpy compares float16 slowly; beyond infinity lies NaN.

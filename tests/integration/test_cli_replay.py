@@ -83,6 +83,8 @@ def test_unknown_drafters_and_streams_are_refused_with_the_known_ones(replay: Re
     known = "the log has: prompt-lookup, suffix, hydra-code"
     for options in (("--policy", "fixed:eagle"), ("--drafter", "eagle")):
         assert known in replay.refusal(*options)
+    line = replay.refusal("--drafter", "suffix", "--policy", "fixed:hydra-code")
+    assert line == "fixed:hydra-code is not among the drafters asked for: suffix"
     line = replay.refusal("--stream", "tenant-d.law")
     assert line == (
         "unknown stream 'tenant-d.law', the log has: tenant-a.code, tenant-b.maths, tenant-c.chat"
