@@ -26,6 +26,7 @@ from inference.worker import Completion, Request
 from pipeline.boards import LogPolicyBoard
 from pipeline.demo_check import OutputCheck
 from pipeline.demo_view import DemoView
+from pipeline.gate_settings import GateSection
 from pipeline.json_files import write_json
 from pipeline.prompts import OWN_PROMPTS, Prompt, PromptsError, read_prompts
 from pipeline.replaying import ReplayRequest, replay_log
@@ -174,6 +175,8 @@ def demo_settings(options: DemoOptions, folder: Path) -> Settings:
             keep_versions=2,
             draft_vocabulary_text=options.prompts or OWN_PROMPTS,
         ),
+        # Requests are few here and differences large: small evidence shows them, without a canary.
+        gate=GateSection(error=0.2, min_requests=3, max_requests=6, canary_share=0.0),
         archiver=ArchiverSettings(max_seconds_per_file=10.0),
         content=ContentSettings(consenting_streams=(STREAM,)),
         features=FeatureSettings(enabled=True),
