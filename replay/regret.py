@@ -144,7 +144,11 @@ def _played(lengths: NDArray[np.float32], drafter: NDArray[np.int16]) -> NDArray
 
 
 def _losses(lengths: NDArray[np.float32], depth: NDArray[np.int16]) -> NDArray[np.float64]:
-    return np.asarray(1.0 - lengths.astype(np.float64) / (depth + 1.0))
+    # In place: with millions of rounds each temporary array counts.
+    losses = lengths.astype(np.float64)
+    losses /= -(depth + 1.0)
+    losses += 1.0
+    return losses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
