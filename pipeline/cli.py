@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipeline.cli_serving import add_commands
 from pipeline.cli_drafters import drafters
+from pipeline.cli_serving import add_commands
 from pipeline.cli_topics import topics
 from pipeline.settings import Settings, SettingsError, load_settings
 
@@ -91,9 +91,11 @@ def demo(
 def learner(config: ConfigOption = None) -> None:
     """Learn selection and weights from verification events until told to stop."""
     from pipeline.learning import run_learner
+    from pipeline.logs import start_logging
     from pipeline.wiring import open_log_patiently
 
     settings = _settings(config)
+    start_logging(settings.logs, "learner")
     stop = _stop_on_signals()
     log = open_log_patiently(settings, stop)
     if log is None:
@@ -107,15 +109,24 @@ def learner(config: ConfigOption = None) -> None:
 @app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
 def archiver(config: ConfigOption = None) -> None:
     """Write verification events to the Parquet log until told to stop."""
+    from pipeline.logs import start_logging
+    from pipeline.service_watch import ArchiverMetrics, metrics_page
     from pipeline.wiring import build_archiver, open_log_patiently
 
     settings = _settings(config)
+    start_logging(settings.logs, "archiver")
+    page = settings.metrics
     stop = _stop_on_signals()
     log = open_log_patiently(settings, stop)
     if log is None:
         return
     try:
-        with build_archiver(settings, log) as service:
+        with (
+            build_archiver(settings, log) as service,
+            metrics_page(
+                ArchiverMetrics(service), page.host, page.archiver_port, "metrics.archiver_port"
+            ),
+        ):
             service.run(stop)
     finally:
         log.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -35,3 +36,25 @@ def add_commands(app: typer.Typer, stop_on_signals: Callable[[], Event], console
         settings = load_settings(config)
         start_logging(settings.logs, "worker")
         run_server(settings, stop_on_signals(), console)
+
+    @app.command(epilog="Example: [bold]draftloop up --config draftloop.toml[/bold]")
+    def up(config: ConfigOption = None) -> None:
+        """Run worker, learner and archiver as processes with one merged log, until told to stop."""
+        from pipeline.services import services
+        from pipeline.settings import load_settings
+        from pipeline.up import printer, run_stack
+
+        settings = load_settings(config)
+        width = max(len(one.name) for one in services(settings))
+        run_stack(settings, stop_on_signals(), printer(width, sys.stdout))
+
+    @app.command(epilog="Example: [bold]draftloop health worker[/bold] ends with status 2 if not.")
+    def health(
+        service: Annotated[str, typer.Argument(help="worker, learner, trainer or archiver.")],
+        config: ConfigOption = None,
+    ) -> None:
+        """Ask a running service whether it does its work."""
+        from pipeline.health import check_health
+        from pipeline.settings import load_settings
+
+        Console().print(check_health(service, load_settings(config)))

@@ -14,6 +14,7 @@ from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
 from pipeline.drafter_versions import DrafterVersionError
 from pipeline.eventlog.ports import EventLogError
+from pipeline.health import NotHealthyError
 from pipeline.json_files import OutputError
 from pipeline.locks import LockError
 from pipeline.prompts import PromptsError
@@ -32,6 +33,7 @@ KNOWN_ERRORS = (
     FencedError,
     LockError,
     ModelFilesError,
+    NotHealthyError,
     OutputError,
     OutputsDifferError,
     PromptTooLongError,

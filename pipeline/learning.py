@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from learner.ports import EventSource
+from learner.service import PolicyLearner
 from learner.training import FencedError
 from pipeline.boards import LogRefusedEvents
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
 from pipeline.locks import only_one
 from pipeline.outages import run_through_outages
+from pipeline.service_watch import LearnerMetrics, WatchedSource, metrics_page
 from pipeline.settings import Settings
 from pipeline.wiring import Progress, build_learner, build_trainer, is_training
-from schemas.topics import DRAFTER_RELEASES
+from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
 
 if TYPE_CHECKING:
     from pipeline.eventlog.kafka import KafkaEventLog
@@ -47,10 +51,33 @@ def run_learner(
     with only_one(settings.data, "learner", cure="end it, or use another data folder"):
         while not stop.is_set():
             try:
-                build_learner(settings, log, progress=progress).run(stop.is_set)
+                with _watched_learner(settings, log, progress=progress) as learner:
+                    learner.run(stop.is_set)
             except FencedError as error:
                 # No other learner works here: an operator has moved a drafter.
                 logger.warning("%s", error)
+
+
+@contextmanager
+def _watched_learner(
+    settings: Settings,
+    log: EventLog,
+    *,
+    progress: Progress | None = None,
+    source: EventSource | None = None,
+) -> Iterator[PolicyLearner]:
+    """Build the learner, and show on its port what it does."""
+    watched: list[WatchedSource] = []
+
+    def watch(one: EventSource) -> EventSource:
+        watched.append(WatchedSource(one, lambda p: log.end_offset(VERIFICATION_EVENTS, p)))
+        return watched[-1]
+
+    learner = build_learner(settings, log, progress=progress, source=source, watch=watch)
+    metrics = LearnerMetrics(watched[0], learner.counts)
+    one = settings.metrics
+    with metrics_page(metrics, one.host, one.learner_port, "metrics.learner_port"):
+        yield learner
 
 
 def _run_in_groups(
@@ -66,8 +93,8 @@ def _run_in_groups(
         training.start()
     source = GroupEventSource(log)
     try:
-        learner = build_learner(settings, log, source=source)
-        run_through_outages("learner", learner.run, stop)
+        with _watched_learner(settings, log, source=source) as learner:
+            run_through_outages("learner", learner.run, stop)
     finally:
         stop.set()
         source.close()

@@ -242,6 +242,7 @@ def build_learner(
     *,
     progress: Progress | None = None,
     source: EventSource | None = None,
+    watch: Callable[[EventSource], EventSource] = lambda source: source,
 ) -> PolicyLearner:
     """Build the learner; heads of the pool that were never released are released untrained.
 
@@ -251,12 +252,13 @@ def build_learner(
         progress: Told what takes long.
         source: Where the events come from, if several learners share them; weights are then
             trained elsewhere.
+        watch: Wraps the source, to see what is read.
     """
     one = settings.learner
     trains_here = source is None and is_training(settings)
     trainer = build_trainer(settings, log, progress=progress) if trains_here else None
     return PolicyLearner(
-        source or LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS))),
+        watch(source or LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS)))),
         LogPolicyBoard(log, source=one.learner_id),
         LearnerSettings(
             learner_id=one.learner_id,

@@ -1,0 +1,39 @@
+"""``draftloop health SERVICE``: asks a running service whether it does its work."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+
+from pipeline.services import health_url
+from pipeline.settings import Settings
+
+MOST_SECONDS = 5.0
+MOST_QUIET_SECONDS = 60.0
+"""Longest time between two looks of a learner for events; it looks every half second."""
+
+
+class NotHealthyError(Exception):
+    """A service does not do its work; the message says what was asked."""
+
+
+def check_health(name: str, settings: Settings) -> str:
+    """Return what a healthy service said, in a few words.
+
+    Raises:
+        NotHealthyError: If it does not answer, is not ready, or has not looked for events lately.
+    """
+    try:
+        url = health_url(name, settings)
+    except KeyError as error:
+        raise NotHealthyError(f"health: {error.args[0]}") from error
+    try:
+        with urllib.request.urlopen(url, timeout=MOST_SECONDS) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, OSError) as error:
+        raise NotHealthyError(f"{name}: {url} does not say that it is well: {error}") from error
+    quiet = re.search(r"^draftloop_seconds_since_last_poll (\S+)$", text, re.MULTILINE)
+    if quiet and float(quiet[1]) > MOST_QUIET_SECONDS:
+        raise NotHealthyError(f"{name}: no look for events since {float(quiet[1]):.0f} s")
+    return f"{name} is well"

@@ -1,0 +1,81 @@
+"""The services of a stack: one declaration that ``draftloop up`` and the compose file both follow.
+
+They stop in the order in which they stand here: who produces first, who consumes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """One service.
+
+    Attributes:
+        name: As ``up``, its log and the compose file call it.
+        arguments: Of ``draftloop``.
+        environment: Settings that this service alone has, by variable.
+        needs_broker: Whether it only exists where the event log is a broker.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs_broker: bool = False
+
+    @property
+    def health_check(self) -> tuple[str, ...]:
+        """Arguments of ``draftloop`` that tell whether it does its work."""
+        return ("health", self.name)
+
+
+WORKER = Service(name="worker", arguments=("serve",))
+LEARNER = Service(name="learner", arguments=("learner",))
+TRAINER = Service(
+    name="trainer",
+    arguments=("learner",),
+    environment={"DRAFTLOOP_LEARNER__LEARNER_ID": "trainer-0"},
+    needs_broker=True,
+)
+"""A learner that may train; over a broker the others leave that to it."""
+
+ARCHIVER = Service(name="archiver", arguments=("archiver",))
+
+SERVICES = (WORKER, LEARNER, TRAINER, ARCHIVER)
+
+SELECTION_ONLY = {"DRAFTLOOP_LEARNER__STEPS_PER_EVENT": "0"}
+"""What makes a learner beside a trainer learn selection alone."""
+
+
+def services(settings: Settings) -> tuple[Service, ...]:
+    """Return the services that a stack with these settings has, in the order of stopping."""
+    has_broker = settings.event_log.url.startswith("kafka://")
+    if not has_broker or not settings.learner.steps_per_event:
+        return tuple(one for one in SERVICES if not one.needs_broker)
+    return tuple(
+        Service(name=one.name, arguments=one.arguments, environment=SELECTION_ONLY)
+        if one is LEARNER
+        else one
+        for one in SERVICES
+    )
+
+
+def health_url(name: str, settings: Settings) -> str:
+    """Return the page that tells whether a service does its work.
+
+    Raises:
+        KeyError: If there is no such service, or it answers on no port.
+    """
+    port = {
+        "worker": settings.server.port,
+        "learner": settings.metrics.learner_port,
+        "trainer": settings.metrics.learner_port,
+        "archiver": settings.metrics.archiver_port,
+    }[name]
+    if not port:
+        raise KeyError(f"{name}: metrics.{name}_port is not set, so there is nothing to ask")
+    return f"http://127.0.0.1:{port}/{'readyz' if name == 'worker' else 'metrics'}"
