@@ -103,8 +103,6 @@ class KafkaSettings(Section):
     """A learner that was silent for so long loses its partitions to the others."""
     replication_factor: int = Field(default=-1, ge=-1, le=100)
     """Copies of the topics made here; -1 = the broker's default."""
-    schema_registry: str = ""
-    """Address of a schema registry, `http://host:8081`; empty = schema ids come from Draftloop."""
 
 
 class ModelSettings(Section):
