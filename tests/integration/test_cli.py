@@ -28,7 +28,7 @@ from tests.schemas.builders import make_event, make_policy
 SERVE = ("worker", "--prompts", "prompts.jsonl", "--max-tokens", "8")
 COMMANDS = (
     *("demo", "learner", "archiver", "worker", "record", "replay"),
-    *("bench", "bench engine", "bench pool", "bench replay"),
+    *("bench", "bench engine", "bench pipeline", "bench pool", "bench replay", "bench selection"),
 )
 
 
