@@ -171,7 +171,7 @@ def test_drafters_join_and_leave_the_policy_and_new_weights_change_nothing() -> 
     )
     for sequence in range(20, 200):
         state = after(state, event_of(sequence, POOL[1:2]))
-    assert chances(state) == {"drafter-1": 1.0}
+    assert chances(state) == pytest.approx({"drafter-1": 1.0})
 
 
 def test_a_bandit_that_is_carried_learns_the_rounds_of_the_events() -> None:
@@ -205,5 +205,5 @@ def test_another_policy_starts_afresh_and_keeps_what_else_is_known() -> None:
 def test_invalid_state_of_another_build_is_refused() -> None:
     policy = published(after(StreamState(stream="stream-a"), event_of(0, POOL)))
     arrays = {**policy.accumulators, "policy_layout": np.array([7.0])}
-    with pytest.raises(ValueError, match=r"layout \[7\.\], expected 1"):
+    with pytest.raises(ValueError, match=r"layout \[7\.\], expected \d"):
         StreamState.from_policy(replace(policy, accumulators=arrays), SETTINGS)
