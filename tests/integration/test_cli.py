@@ -199,7 +199,8 @@ def test_invalid_log_of_a_newer_schema_is_set_aside_and_named(shell: Shell) -> N
     with closing(open_log(shell.run.settings)) as log:
         newer = bytes([0]) + (9_999).to_bytes(4, "big") + encode(make_event(sequence=1))[5:]
         messages = [encode(make_event(sequence=0)), newer, encode(make_event(sequence=2))]
-        log.append(VERIFICATION_EVENTS, [Message(key=b"s", value=value) for value in messages])
+        key = make_event().stream.encode()
+        log.append(VERIFICATION_EVENTS, [Message(key=key, value=value) for value in messages])
         status, _, complaint = _stopped_when(shell, "archiver", shell.run.events.exists)
         assert status == 0
         assert "9999" in complaint
