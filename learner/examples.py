@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class Segment:
         token_ids: int64 (P,).
         top_token_ids: int64 (P, C), the target's most probable tokens at each position.
         top_probabilities: float32 (P, C), their probabilities at temperature 1.
+        stream: Of the event.
     """
 
     partition: int
@@ -56,6 +58,7 @@ class Segment:
     token_ids: NDArray[np.int64]
     top_token_ids: NDArray[np.int64]
     top_probabilities: NDArray[np.float32]
+    stream: str = ""
 
     @property
     def num_examples(self) -> int:
@@ -63,20 +66,42 @@ class Segment:
         return max(len(self.token_ids) - 1, 0)
 
 
+class Past(Protocol):
+    """A sample of what a memory forgets."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """What is kept."""
+
+    def add(self, segment: Segment) -> None:
+        """Let a segment in, or not."""
+
+    def forget_from(self, partition_to_offset: Mapping[int, int]) -> None:
+        """Forget the segments at or beyond an offset; all those of partitions without one."""
+
+
 class ExampleMemory:
-    """The newest segments, bounded by their positions.
+    """The newest segments, bounded by their positions, and perhaps a sample of the past.
 
     Args:
         max_positions: Bound, >= 1; the newest segment is always kept.
+        past: Takes in every segment; None = what is forgotten is gone.
+        past_share: Share of a draw that comes from the past, in [0, 1).
     """
 
-    def __init__(self, max_positions: int) -> None:
+    def __init__(
+        self, max_positions: int, *, past: Past | None = None, past_share: float = 0.5
+    ) -> None:
         self._max_positions = max_positions
+        self._past = past
+        self._past_share = past_share
         self._segments: deque[Segment] = deque()
         self._num_positions = 0
 
     def add(self, segment: Segment) -> None:
         """Add the newest segment and forget the oldest beyond the bound."""
+        if self._past is not None:
+            self._past.add(segment)
         self._segments.append(segment)
         self._num_positions += len(segment.token_ids)
         while self._num_positions > self._max_positions and len(self._segments) > 1:
@@ -88,6 +113,8 @@ class ExampleMemory:
             one for one in self._segments if one.offset < partition_to_offset.get(one.partition, 0)
         )
         self._num_positions = sum(len(one.token_ids) for one in self._segments)
+        if self._past is not None:
+            self._past.forget_from(partition_to_offset)
 
     def first_offsets(self) -> dict[int, int]:
         """Return per partition the offset of the oldest segment kept."""
@@ -107,13 +134,27 @@ class ExampleMemory:
             rng: Draws them.
             num_context: Tokens before the first fed one that each example comes with, >= 0.
         """
-        ends = np.cumsum([segment.num_examples for segment in self._segments])
-        if not len(ends) or not ends[-1]:
+        past = [] if self._past is None else self._past.segments
+        num_past = round(size * self._past_share) if past else 0
+        recent, starts = _drawn(self._segments, size - num_past, rng)
+        older, older_starts = _drawn(past, num_past, rng)
+        if not recent and not older:
             return None
-        chosen = rng.choice(ends[-1], size=min(size, int(ends[-1])), replace=False)
-        which = np.searchsorted(ends, chosen, side="right")
-        starts = chosen - np.where(which > 0, ends[which - 1], 0) + 1
-        return _batch([self._segments[i] for i in which], starts, num_levels, num_context)
+        starts = np.concatenate([starts, older_starts])
+        return _batch([*recent, *older], starts, num_levels, num_context)
+
+
+def _drawn(
+    segments: Sequence[Segment], size: int, rng: np.random.Generator
+) -> tuple[list[Segment], NDArray[np.int64]]:
+    """Draw at most ``size`` distinct windows; return the segment and the start of each."""
+    ends = np.cumsum([segment.num_examples for segment in segments])
+    if not size or not len(ends) or not ends[-1]:
+        return [], np.empty(0, np.int64)
+    chosen = rng.choice(ends[-1], size=min(size, int(ends[-1])), replace=False)
+    which = np.searchsorted(ends, chosen, side="right")
+    starts = chosen - np.where(which > 0, ends[which - 1], 0) + 1
+    return [segments[i] for i in which], starts
 
 
 def _batch(

@@ -22,6 +22,7 @@ from learner.feedback import Contained, Standing
 from learner.gate import GateSettings
 from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoard
 from learner.release_desk import DrafterIdentity, FencedError, ReleaseDesk, TrainedWeights
+from learner.reservoir import StreamReservoirs
 from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.registry import parse_rule
@@ -74,6 +75,8 @@ class TrainingSettings:
         steps_per_event: Steps after each event, >= 0.
         memory_positions: Positions of past events that steps may draw from, >= 1; a short memory
             follows the traffic, a long one keeps what it knew.
+        replay_bytes: Bytes of a sample of every stream's past that half of a batch comes from; 0 =
+            none. It begins anew with the process.
         release_every_events: Events between two released versions, >= 1.
         keep_versions: Versions kept in the store, >= 1.
         seed: Seeds the choice of examples.
@@ -86,6 +89,7 @@ class TrainingSettings:
     batch_size: int = 256
     steps_per_event: int = 3
     memory_positions: int = 1_000_000
+    replay_bytes: int = 0
     release_every_events: int = 1
     keep_versions: int = 4
     seed: int = 0
@@ -136,7 +140,9 @@ class DrafterTrainer:
             gate=settings.gate,
             keep_versions=settings.keep_versions,
         )
-        self._memory = ExampleMemory(settings.memory_positions)
+        size = settings.replay_bytes
+        past = StreamReservoirs(size, seed=settings.seed) if size else None
+        self._memory = ExampleMemory(settings.memory_positions, past=past)
         self._partition_to_contained: dict[int, Contained] = {}
         self._partition_to_next: dict[int, int] = {}
         self._partition_to_copies: dict[int, set[int]] = {}
@@ -420,6 +426,7 @@ class OnlineTrainer:
         segment = Segment(
             partition=received.partition,
             offset=received.offset,
+            stream=event.stream,
             hidden=hidden,
             token_ids=content.token_ids.astype(np.int64),
             top_token_ids=content.target_top_token_ids.astype(np.int64),

@@ -176,7 +176,7 @@ def demo_settings(options: DemoOptions, folder: Path) -> Settings:
             draft_vocabulary_text=options.prompts or OWN_PROMPTS,
         ),
         # Requests are few here and differences large: small evidence shows them, without a canary.
-        gate=GateSection(error=0.2, min_requests=3, max_requests=6, canary_share=0.0),
+        gate=GateSection(error=0.4, min_requests=3, max_requests=6, canary_share=0.0),
         archiver=ArchiverSettings(max_seconds_per_file=10.0),
         content=ContentSettings(consenting_streams=(STREAM,)),
         features=FeatureSettings(enabled=True),
