@@ -84,6 +84,7 @@ def run_replay_bench(
         ]
         scans = [scan(large) for _ in range(options.num_repeats)]
         console.print(f"reporting on {num_large:,} windows")
+        _report(small, folder / "small.html")  # compiles what the policies did not need
         report = _report(large, folder / "report.html")
     result = _result(rows, scans, report, num_large)
     _show(result, console)
