@@ -106,6 +106,14 @@ def learner(config: ConfigOption = None) -> None:
         log.close()
 
 
+@app.command(epilog="Example: [bold]draftloop scheduler --config draftloop.toml[/bold]")
+def scheduler(config: ConfigOption = None) -> None:
+    """Refresh heads, compact the log and report regret by the clock until told to stop."""
+    from pipeline.schedule import run_scheduler
+
+    run_scheduler(_settings(config), _stop_on_signals())
+
+
 @app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
 def archiver(config: ConfigOption = None) -> None:
     """Write verification events to the Parquet log until told to stop."""

@@ -19,6 +19,7 @@ from pipeline.json_files import OutputError
 from pipeline.locks import LockError
 from pipeline.prompts import PromptsError
 from pipeline.recording_log import RecordingExistsError
+from pipeline.schedule import ScheduleError
 from pipeline.storage import ArtifactError
 from replay.errors import ReplayError
 from schemas.errors import ContractError
@@ -41,6 +42,7 @@ KNOWN_ERRORS = (
     RecordingExistsError,
     ReplayError,
     RollbackUnsupportedError,
+    ScheduleError,
     TransitionError,
     UnsentEventsError,
     VocabularyMismatchError,

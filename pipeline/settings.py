@@ -27,6 +27,7 @@ from learner.selection import DEFAULT_POLICY, parse_policy
 from learner.updates import DEFAULT_RULE
 from pipeline.gate_settings import GateSection
 from pipeline.pool_settings import DEFAULT_POOL, DrafterSettings, Identifier, Pool, Section
+from pipeline.schedule_settings import ScheduleSettings
 from pipeline.server_settings import LogSettings, MetricsSettings, ServerSettings
 
 PREFIX = "DRAFTLOOP_"
@@ -204,6 +205,7 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     learner: LearnerSettings = LearnerSettings()
     gate: GateSection = GateSection()
+    schedule: ScheduleSettings = ScheduleSettings()
     archiver: ArchiverSettings = ArchiverSettings()
     content: ContentSettings = ContentSettings()
     features: FeatureSettings = FeatureSettings()
