@@ -326,7 +326,8 @@ class GateEvidence:
     """Acceptance length of the released and the previous version on the same windows.
 
     Lengths are mean acceptance lengths, bonus included, with an interval of the paired
-    difference, as wide as the gate's look asks for; NaN where nothing was compared (a first version).
+    difference, as wide as the gate's look asks for; NaN where nothing was compared (a first
+    version).
     """
 
     num_windows: int
