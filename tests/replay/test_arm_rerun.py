@@ -12,7 +12,6 @@ from inference.sampling import SamplingParams
 from inference.worker import WorkerOptions, selection_of
 from replay.analysis import analyse
 from replay.arm_rerun import chooses_arms, logged_arms, verify_logged_arms
-from replay.errors import ReplayError
 from replay.rerun import verify_logged_rounds
 from schemas.codec import decode_verification_event, encode
 from schemas.equality import same_message
@@ -83,13 +82,13 @@ def test_drafters_that_are_never_right_are_left_alone() -> None:
     assert np.mean(rounds == NO_DRAFTER) > 0.8
 
 
-def test_the_report_checks_choices_of_arms_and_walks_other_policies(tmp_path: Path) -> None:
+def test_the_report_checks_choices_of_arms_and_walks_policies_of_both_kinds(tmp_path: Path) -> None:
     write_log(tmp_path, log(served(policy=ARMS, num_requests=3)))
-    found = analyse(tmp_path, np.random.default_rng(0), policies=["hedge"])
+    found = analyse(tmp_path, np.random.default_rng(0), policies=["hedge", ARMS])
     assert found.summary.check.num_disagreements == 0
     assert found.summary.check.num_selections_checked > 0
-    with pytest.raises(ReplayError, match="expected objective=tokens"):
-        analyse(tmp_path, np.random.default_rng(0), policies=[ARMS])
+    for row in found.summary.policies:
+        assert row.num_tokens + row.num_skipped_tokens == found.summary.total.num_tokens
 
 
 def test_invalid_settings_for_arms_are_refused() -> None:
