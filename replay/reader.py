@@ -27,8 +27,9 @@ from schemas.packing import EPOCH
 
 FILE_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet")
 MAX_BATCH_ROWS = 512
-BATCH_BYTES = 12 * 2**20
-"""Most rows, and about how many bytes of them, that are in memory per partition."""
+MAX_BATCH_BYTES = 12 * 2**20
+ALL_BATCHES_BYTES = 192 * 2**20
+"""Most rows, and about how many bytes of them, that are in memory per partition and in all."""
 
 _Row = tuple[Any, Segment]
 """What is yielded, and the segment that says where it comes from."""
@@ -224,7 +225,7 @@ class LogReader:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = [name for name in file.schema_arrow.names if not name.startswith("content_")]
             self._versions.add(_written_version(file.schema_arrow))
-            size = _rows_per_batch(file.metadata)
+            size = _rows_per_batch(file.metadata, len(self._files))
             yield from file.iter_batches(batch_size=size, columns=names, use_threads=False)
 
     def _is_new(self, row: Segment) -> bool:
@@ -263,10 +264,11 @@ def _segments_of_batch(batch: pa.RecordBatch) -> Iterator[_Row]:
         yield segment, segment
 
 
-def _rows_per_batch(file: pq.FileMetaData) -> int:
+def _rows_per_batch(file: pq.FileMetaData, num_partitions: int) -> int:
     groups = [file.row_group(index) for index in range(file.num_row_groups)]
     num_bytes = sum(group.total_byte_size for group in groups)
-    return int(min(max(1, BATCH_BYTES * file.num_rows // max(1, num_bytes)), MAX_BATCH_ROWS))
+    room = min(MAX_BATCH_BYTES, ALL_BATCHES_BYTES // max(1, num_partitions))
+    return int(min(max(1, room * file.num_rows // max(1, num_bytes)), MAX_BATCH_ROWS))
 
 
 def _written_version(schema: pa.Schema) -> int:
