@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipeline.cli_bench import add_bench_commands
 from pipeline.cli_drafters import drafters
-from pipeline.cli_serving import add_commands
+from pipeline.cli_serving import add_bench, add_commands
 from pipeline.cli_topics import topics
 from pipeline.settings import Settings, SettingsError, load_settings
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure; each command prints what it saw and can write JSON.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
+add_bench_commands(bench)
 app.add_typer(topics, name="topics", no_args_is_help=True)
 app.add_typer(drafters, name="drafters", no_args_is_help=True)
 
@@ -378,6 +380,7 @@ def _stop_on_signals() -> threading.Event:
 
 
 add_commands(app, _stop_on_signals, console)
+add_bench(bench)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ ConfigOption = Annotated[
     typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
 ]
 
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")]
+
 
 def add_commands(app: typer.Typer, stop_on_signals: Callable[[], Event], console: Console) -> None:
     """Add the commands to the application.
@@ -58,3 +60,80 @@ def add_commands(app: typer.Typer, stop_on_signals: Callable[[], Event], console
         from pipeline.settings import load_settings
 
         Console().print(check_health(service, load_settings(config)))
+
+    @app.command(epilog="Example: [bold]draftloop doctor[/bold] ends with status 1 if not well.")
+    def doctor(config: ConfigOption = None) -> None:
+        """Look at versions, keys, disk, log, topics, registry, clock and model; change nothing."""
+        from pipeline.doctor import examine
+        from pipeline.settings import load_settings
+
+        out, is_well = Console(), True
+        for finding in examine(load_settings(config)):
+            is_well &= finding.is_good
+            mark = "ok  " if finding.is_good else "BAD "
+            out.print(mark + f"{finding.what}: {finding.text}", soft_wrap=True, markup=False)
+        if not is_well:
+            raise typer.Exit(1)
+
+    @app.command(epilog="Example: [bold]draftloop estimate --requests-per-second 20[/bold]")
+    def estimate(
+        requests_per_second: Annotated[float, typer.Option(min=0.0, help="Of all workers.")],
+        prompt_tokens: Annotated[int, typer.Option(min=1, help="Per request.")] = 500,
+        output_tokens: Annotated[int, typer.Option(min=1, help="Per request.")] = 300,
+        acceptance_length: Annotated[
+            float, typer.Option(min=1.0, help="Tokens per verification.")
+        ] = 2.0,
+        content_share: Annotated[
+            float, typer.Option(min=0.0, max=1.0, help="Share of requests with content.")
+        ] = 0.0,
+        hidden_size: Annotated[
+            int, typer.Option(min=0, help="Of the target, if features are recorded.")
+        ] = 0,
+        sampled: Annotated[bool, typer.Option("--sampled", help="Temperature above 0.")] = False,
+        json_file: JsonOption = None,
+        config: ConfigOption = None,
+    ) -> None:
+        """Say what a fleet would write, before capture is turned on."""
+        from dataclasses import asdict
+
+        from pipeline.estimate import Fleet
+        from pipeline.estimate import estimate as estimated
+        from pipeline.json_files import write_json
+        from pipeline.settings import load_settings
+
+        fleet = Fleet(
+            requests_per_second=requests_per_second,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            acceptance_length=acceptance_length,
+            content_share=content_share,
+            hidden_size=hidden_size,
+            is_sampled=sampled,
+        )
+        found = asdict(estimated(load_settings(config), fleet))
+        for name, value in found.items():
+            Console().print(f"{name:<24} {value:,.6g}", highlight=False)
+        if json_file is not None:
+            write_json(json_file, found)
+
+
+def add_bench(bench: typer.Typer) -> None:
+    """Add the benchmark of serving."""
+
+    @bench.command("serving", epilog="Example: [bold]draftloop bench serving --json s.json[/bold]")
+    def serving(
+        blocks: Annotated[int, typer.Option(min=1, help="Blocks of eight requests.")] = 5,
+        max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 64,
+        json_file: JsonOption = None,
+        config: ConfigOption = None,
+    ) -> None:
+        """Measure what HTTP costs beside decoding, and eight clients beside one."""
+        from pipeline.bench_serving import ServingBench, run_serving_bench
+        from pipeline.settings import load_settings
+
+        run_serving_bench(
+            load_settings(config),
+            ServingBench(num_blocks=blocks, max_tokens=max_tokens),
+            console=Console(),
+            json_file=json_file,
+        )

@@ -103,6 +103,12 @@ class WorkerMetrics(Collector):
             self._durations[int(np.searchsorted(DURATION_BOUNDS, seconds))] += 1
             self._duration_sum += max(seconds, 0.0)
 
+    @property
+    def phase_seconds(self) -> float:
+        """Seconds of all rounds: drafting, verifying and scoring."""
+        with self._lock:
+            return sum(self._phase_seconds.values())
+
     def collect(self) -> Iterable[Metric]:
         """Yield what Prometheus reads."""
         with self._lock:

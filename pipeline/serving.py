@@ -124,6 +124,7 @@ class Served:
     options: ServerOptions
     scheduler: Scheduler
     running: RunningWorker
+    metrics: WorkerMetrics
 
 
 @contextmanager
@@ -161,7 +162,9 @@ def served(settings: Settings, target: Target) -> Iterator[Served]:
     scheduler.start()
     try:
         app = build_app(server, metrics.render, administration)
-        yield Served(app=app, options=options, scheduler=scheduler, running=running)
+        yield Served(
+            app=app, options=options, scheduler=scheduler, running=running, metrics=metrics
+        )
     finally:
         if not scheduler.close(SCHEDULER_SECONDS):
             logger.warning("a round did not end within %.0f s", SCHEDULER_SECONDS)
