@@ -52,7 +52,7 @@ def add_commands(app: typer.Typer, stop_on_signals: Callable[[], Event], console
 
     @app.command(epilog="Example: [bold]draftloop health worker[/bold] ends with status 2 if not.")
     def health(
-        service: Annotated[str, typer.Argument(help="worker, learner, trainer or archiver.")],
+        service: Annotated[str, typer.Argument(help="As in docker-compose.yml.")],
         config: ConfigOption = None,
     ) -> None:
         """Ask a running service whether it does its work."""

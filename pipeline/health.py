@@ -6,7 +6,8 @@ import re
 import urllib.error
 import urllib.request
 
-from pipeline.services import health_url
+from pipeline.locks import LockError, only_one
+from pipeline.services import SCHEDULER, health_url
 from pipeline.settings import Settings
 
 MOST_SECONDS = 5.0
@@ -24,6 +25,8 @@ def check_health(name: str, settings: Settings) -> str:
     Raises:
         NotHealthyError: If it does not answer, is not ready, or has not looked for events lately.
     """
+    if name == SCHEDULER.name:
+        return _check_lock(name, settings)
     try:
         url = health_url(name, settings)
     except KeyError as error:
@@ -37,3 +40,13 @@ def check_health(name: str, settings: Settings) -> str:
     if quiet and float(quiet[1]) > MOST_QUIET_SECONDS:
         raise NotHealthyError(f"{name}: no look for events since {float(quiet[1]):.0f} s")
     return f"{name} is well"
+
+
+def _check_lock(name: str, settings: Settings) -> str:
+    """Return that a service runs, which answers on no port but holds its lock while it does."""
+    try:
+        with only_one(settings.data, name, cure=""):
+            pass
+    except LockError:
+        return f"{name} is well"
+    raise NotHealthyError(f"{name}: none runs on {settings.data}")

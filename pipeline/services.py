@@ -6,7 +6,7 @@ They stop in the order in which they stand here: who produces first, who consume
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.settings import Settings
 
@@ -19,13 +19,11 @@ class Service:
         name: As ``up``, its log and the compose file call it.
         arguments: Of ``draftloop``.
         environment: Settings that this service alone has, by variable.
-        needs_broker: Whether it only exists where the event log is a broker.
     """
 
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    needs_broker: bool = False
 
     @property
     def health_check(self) -> tuple[str, ...]:
@@ -39,13 +37,15 @@ TRAINER = Service(
     name="trainer",
     arguments=("learner",),
     environment={"DRAFTLOOP_LEARNER__LEARNER_ID": "trainer-0"},
-    needs_broker=True,
 )
 """A learner that may train; over a broker the others leave that to it."""
 
 ARCHIVER = Service(name="archiver", arguments=("archiver",))
 
-SERVICES = (WORKER, LEARNER, TRAINER, ARCHIVER)
+SCHEDULER = Service(name="scheduler", arguments=("scheduler",))
+"""Only where something has a schedule."""
+
+SERVICES = (WORKER, SCHEDULER, LEARNER, TRAINER, ARCHIVER)
 
 SELECTION_ONLY = {"DRAFTLOOP_LEARNER__STEPS_PER_EVENT": "0"}
 """What makes a learner beside a trainer learn selection alone."""
@@ -53,14 +53,19 @@ SELECTION_ONLY = {"DRAFTLOOP_LEARNER__STEPS_PER_EVENT": "0"}
 
 def services(settings: Settings) -> tuple[Service, ...]:
     """Return the services that a stack with these settings has, in the order of stopping."""
-    has_broker = settings.event_log.url.startswith("kafka://")
-    if not has_broker or not settings.learner.steps_per_event:
-        return tuple(one for one in SERVICES if not one.needs_broker)
+    has_trainer = settings.event_log.url.startswith("kafka://") and bool(
+        settings.learner.steps_per_event
+    )
+    schedule = settings.schedule
+    absent = set()
+    if not (schedule.refresh or schedule.compact or schedule.report):
+        absent.add(SCHEDULER.name)
+    if not has_trainer:
+        absent.add(TRAINER.name)
     return tuple(
-        Service(name=one.name, arguments=one.arguments, environment=SELECTION_ONLY)
-        if one is LEARNER
-        else one
+        replace(one, environment=SELECTION_ONLY) if one is LEARNER and has_trainer else one
         for one in SERVICES
+        if one.name not in absent
     )
 
 

@@ -18,9 +18,13 @@ from learner.ports import EventSource
 from learner.service import LearnerCounts
 from pipeline.archiver import Archiver
 from pipeline.cli import app
+from pipeline.health import NotHealthyError, check_health
+from pipeline.locks import only_one
 from pipeline.metrics import Reading, WorkerMetrics
+from pipeline.schedule_settings import ScheduleSettings
+from pipeline.server_settings import ServerSettings
 from pipeline.service_watch import ArchiverMetrics, LearnerMetrics, WatchedSource
-from pipeline.services import ARCHIVER, LEARNER, TRAINER, WORKER, health_url, services
+from pipeline.services import ARCHIVER, LEARNER, SCHEDULER, TRAINER, WORKER, health_url, services
 from pipeline.settings import PREFIX, Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +50,9 @@ def test_the_files_follow_the_compose_specification(document: dict[str, Any]) ->
     schema = json.loads((schemas / "compose-spec.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft202012Validator(schema).validate({**document, "services": {"x": {"imge": ""}}})
+        jsonschema.Draft202012Validator(schema).validate(
+            {**document, "services": {"x": {"imge": ""}}}
+        )
 
 
 def test_compose_and_up_start_the_same_commands(
@@ -63,7 +69,7 @@ def test_compose_and_up_start_the_same_commands(
 
 def test_over_the_embedded_log_one_learner_trains() -> None:
     assert services(Settings()) == (WORKER, LEARNER, ARCHIVER)
-    assert TRAINER.needs_broker
+    assert TRAINER not in services(Settings()), "it is the learner that trains"
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
@@ -73,7 +79,7 @@ def test_every_setting_in_compose_is_one(
     assert all(key.startswith(PREFIX) for key in OURS[name]["environment"])
     settings = settings_of(name, monkeypatch, tmp_path)
     assert settings.event_log.url == "kafka://kafka:9092"
-    if "healthcheck" in OURS[name]:
+    if "healthcheck" in OURS[name] and name != SCHEDULER.name:
         assert health_url(name, settings)
 
 
@@ -204,3 +210,19 @@ def test_alarms_read_metrics_that_exist_and_the_runbook_names_each() -> None:
     assert read <= metric_names()
     runbook = (ROOT / "docs" / "operations.md").read_text()
     assert [rule["alert"] for rule in rules if rule["alert"] not in runbook] == []
+
+
+def test_the_scheduler_is_well_while_it_holds_its_lock(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, schedule=ScheduleSettings(compact="40 * * * *"))
+    assert SCHEDULER in services(settings)
+    with pytest.raises(NotHealthyError, match="none runs"):
+        check_health("scheduler", settings)
+    with only_one(tmp_path, "scheduler", cure=""):
+        assert check_health("scheduler", settings) == "scheduler is well"
+
+
+def test_invalid_health_checks_say_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotHealthyError, match="learner_port is not set"):
+        check_health("learner", Settings(data=tmp_path))
+    with pytest.raises(NotHealthyError, match="does not say"):
+        check_health("worker", Settings(data=tmp_path, server=ServerSettings(port=1)))
