@@ -22,7 +22,7 @@ from tests.inference.tiny import tiny_llama
 
 KEY = "k" * 20
 CASES_PER_ROUTE = int(os.environ.get("DRAFTLOOP_TEST_CASES", "25"))
-"""200 of them on each of the routes are more than 2,000 cases; that takes minutes."""
+"""Of each kind, valid and not; 250 make more than 2,000 cases in all, which take a minute."""
 
 
 @pytest.fixture(scope="module")
