@@ -126,6 +126,7 @@ def test_logprobs_are_the_targets_own_with_and_without_a_stream(running: Running
 
 def test_a_stop_string_ends_text_tokens_probabilities_and_event_together(running: Running) -> None:
     """A7."""
+    running.wait_until_idle()  # the last event of the request before may still be on its way
     running.outbox.events.clear()
     asked = {**GREEDY, "max_tokens": 40, "stop": "yq", "logprobs": 0}
     answer = running.client().completions.create(**asked)
