@@ -136,7 +136,9 @@ def test_every_process_ends_well_and_complains_of_nothing(turn: Turn) -> None:
     for command in ("learner", "archiver", "worker"):
         _, complaints = turn.run.output(command)
         assert "Traceback" not in complaints
-        assert "WARNING" not in complaints
+        # On a machine that is busy otherwise, the Kafka client complains of its own pace.
+        lines = [line for line in complaints.splitlines() if "kafka.net.selector" not in line]
+        assert not [line for line in lines if "WARNING" in line]
         assert "ERROR" not in complaints
 
 

@@ -24,7 +24,7 @@ from tests.learner.fakes import FakeRefusedEvents
 from tests.learner.trainers import Place, event_of, placed, train
 from tests.pipeline.messages import message, open_log
 
-MOST_SECONDS = 40.0
+MOST_SECONDS = 120.0
 
 
 class Member:
