@@ -175,8 +175,8 @@ def demo_settings(options: DemoOptions, folder: Path) -> Settings:
             keep_versions=2,
             draft_vocabulary_text=options.prompts or OWN_PROMPTS,
         ),
-        # The heads begin from nothing, so there is nothing yet that a release could hurt, and a gate
-        # would make them wait for evidence at every step.
+        # The heads begin from nothing: there is nothing that a release could hurt, and a gate would
+        # make them wait for evidence at every step.
         gate=GateSection(enabled=False),
         archiver=ArchiverSettings(max_seconds_per_file=10.0),
         content=ContentSettings(consenting_streams=(STREAM,)),
