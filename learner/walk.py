@@ -197,7 +197,8 @@ def prepare(
 def accepted_tokens(trace: WindowTrace, acceptance_coins: NDArray[np.float64]) -> NDArray[np.int16]:
     """Return how many levels in a row each window would have accepted of each drafter, (W, N).
 
-    ``kernels.ASLEEP`` for a drafter of which that is not known: it was not scored as far.
+    ``kernels.ASLEEP`` for a drafter that was not scored on all levels that exist, whether the
+    missing ones were needed or not: otherwise only windows with a rejection would count.
     """
     level = np.arange(trace.num_speculative_tokens)
     coin = acceptance_coins[trace.starts[:, None] + level]
@@ -205,8 +206,7 @@ def accepted_tokens(trace: WindowTrace, acceptance_coins: NDArray[np.float64]) -
     is_accepted = coin[:, :, None] < trace.realised_acceptance
     accepted = np.cumprod(is_accepted, axis=1, dtype=np.int16).sum(axis=1, dtype=np.int16)
     exists = level[None, :, None] < trace.num_levels[:, None, None]
-    is_next = level[None, :, None] == accepted[:, None, :]
-    is_unknown = (is_next & exists & np.isnan(trace.realised_acceptance)).any(axis=1)
+    is_unknown = (exists & np.isnan(trace.realised_acceptance)).any(axis=1)
     accepted[is_unknown] = kernels.ASLEEP
     return np.asarray(accepted)
 

@@ -87,7 +87,9 @@ def measure_windows(
                 gain += reach * probability[window, level, drafter]
                 reach *= realised[window, level, drafter]
             length_loss[window, drafter] = 1.0 - (1.0 + gain) / (depth + 1)
-            if np.isnan(realised[window, 0, drafter]):
+            # Reach is NaN if a level that exists is: whether it was needed may not decide, or only
+            # windows with a rejection would count.
+            if np.isnan(reach) or np.isnan(realised[window, 0, drafter]):
                 accepted[position, drafter] = ASLEEP
                 agreement_loss[position, drafter] = 1.0
                 continue
@@ -99,14 +101,10 @@ def measure_windows(
                     total += probability[window, level, drafter]
                     num_reached += 1
                 if not coins[position + level] < realised[window, level, drafter]:
-                    if level < exists and np.isnan(realised[window, level, drafter]):
-                        count = ASLEEP
                     break
                 count += 1
             accepted[position, drafter] = count
-            is_known = count != ASLEEP
-            agreement = min(total / max(num_reached, 1), 1.0) if is_known else 0.0
-            agreement_loss[position, drafter] = 1.0 - agreement
+            agreement_loss[position, drafter] = 1.0 - min(total / max(num_reached, 1), 1.0)
 
 
 @compiled
