@@ -19,9 +19,9 @@ from learner.measures import (
     acceptance_loss,
     expected_acceptance_length,
     hybrid_loss,
+    policy_losses,
 )
 from learner.ports import ReceivedEvent
-from learner.request_selector import policy_losses
 from learner.selection.base import Loss
 from schemas.events import DrafterVersion, FinishReason, ScoredWindows, VerificationEvent, Watermark
 

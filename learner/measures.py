@@ -8,10 +8,13 @@ after temperature, top-p, top-k and penalties, for target and drafter alike.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from learner.selection.base import Loss
 
 Estimator = Literal["exact", "published"]
 
@@ -180,6 +183,39 @@ def hybrid_loss(
     if not 0.0 <= weight <= 1.0:
         raise ValueError(f"weight={weight} outside [0, 1]")
     return np.asarray(weight * length_loss + (1.0 - weight) * first_level_loss)
+
+
+def policy_losses(
+    acceptance_probability: NDArray[np.float16],
+    realised_acceptance: NDArray[np.float16],
+    num_levels: NDArray[np.int16],
+    *,
+    loss: Loss,
+    num_speculative_tokens: int,
+) -> NDArray[np.float64]:
+    """Return the losses of windows as a policy learns them.
+
+    Args:
+        acceptance_probability: (W, K, N); NaN = not scored or no such level.
+        realised_acceptance: (W, K, N); NaN likewise.
+        num_levels: Levels that exist, (W,).
+        loss: ``length`` is 1 - exact acceptance length / (K + 1), ``first`` 1 - the acceptance
+            probability at level 1, ``hybrid`` half of each.
+        num_speculative_tokens: K of the scale.
+
+    Returns:
+        (W, N), in [0, 1]; NaN = asleep. Empty, (0, N), if there are no levels.
+    """
+    if num_speculative_tokens == 0:
+        return np.empty((0, acceptance_probability.shape[-1]))
+    first = acceptance_loss(acceptance_probability)
+    if loss == "first":
+        return first
+    lengths = expected_acceptance_length(
+        acceptance_probability, realised_acceptance, num_levels=num_levels
+    )
+    length = acceptance_length_loss(lengths, num_speculative_tokens)
+    return length if loss == "length" else 0.5 * (length + first)
 
 
 def mean_acceptance_length(num_accepted_tokens: int, num_verifications: int) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from learner.measures import acceptance_length_loss, acceptance_loss, expected_acceptance_length
+from learner.measures import policy_losses
 from learner.selection import CompiledPolicy, PolicySpec, RoundFeedback, kernels, parse_policy
 from learner.selection.base import Loss
 from learner.walk import CHOICE_TO_MODE
@@ -171,39 +171,6 @@ class RequestSelector:
                     num_speculative_tokens=self._num_speculative_tokens,
                 )
             )
-
-
-def policy_losses(
-    acceptance_probability: NDArray[np.float16],
-    realised_acceptance: NDArray[np.float16],
-    num_levels: NDArray[np.int16],
-    *,
-    loss: Loss,
-    num_speculative_tokens: int,
-) -> NDArray[np.float64]:
-    """Return the losses of windows as a policy learns them.
-
-    Args:
-        acceptance_probability: (W, K, N); NaN = not scored or no such level.
-        realised_acceptance: (W, K, N); NaN likewise.
-        num_levels: Levels that exist, (W,).
-        loss: ``length`` is 1 - exact acceptance length / (K + 1), ``first`` 1 - the acceptance
-            probability at level 1, ``hybrid`` half of each.
-        num_speculative_tokens: K of the scale.
-
-    Returns:
-        (W, N), in [0, 1]; NaN = asleep. Empty, (0, N), if there are no levels.
-    """
-    if num_speculative_tokens == 0:
-        return np.empty((0, acceptance_probability.shape[-1]))
-    first = acceptance_loss(acceptance_probability)
-    if loss == "first":
-        return first
-    lengths = expected_acceptance_length(
-        acceptance_probability, realised_acceptance, num_levels=num_levels
-    )
-    length = acceptance_length_loss(lengths, num_speculative_tokens)
-    return length if loss == "length" else 0.5 * (length + first)
 
 
 def round_feedback(

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from learner import window_kernels
 from learner.carried import over_pool
-from learner.measures import acceptance_length_loss, acceptance_loss, expected_acceptance_length
+from learner.measures import policy_losses
 from learner.selection import kernels
 from learner.selection.base import Choice, CompiledPolicy, Loss
 from learner.selection.fixed import Fixed
@@ -225,14 +225,13 @@ def agreement_losses(trace: WindowTrace, accepted: NDArray[np.int16]) -> NDArray
 
 def window_losses(trace: WindowTrace, loss: Loss) -> NDArray[np.float64]:
     """Return every window's losses, (W, N), in [0, 1]; NaN = asleep."""
-    first = acceptance_loss(trace.acceptance_probability)
-    if loss == "first":
-        return first
-    lengths = expected_acceptance_length(
-        trace.acceptance_probability, trace.realised_acceptance, num_levels=trace.num_levels
+    return policy_losses(
+        trace.acceptance_probability,
+        trace.realised_acceptance,
+        trace.num_levels,
+        loss=loss,
+        num_speculative_tokens=trace.num_speculative_tokens,
     )
-    length = acceptance_length_loss(lengths, trace.num_speculative_tokens)
-    return length if loss == "length" else 0.5 * (length + first)
 
 
 def ready_at(trace: WindowTrace, loss: Loss) -> NDArray[np.int64]:

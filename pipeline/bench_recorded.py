@@ -35,8 +35,8 @@ from pipeline.bench_selection import (
 from pipeline.bench_streams import SelectionStream, play_each, selection_stream
 from replay.errors import ReplayError
 from replay.reader import LogReader
-from replay.requests import RequestTrace, join_requests
-from schemas.events import NO_DRAFTER
+from replay.requests import join_requests
+from replay.walks import window_trace
 
 MIXED_DRAFTER = re.compile(r"mixed(-\d+)?")
 """The head that was trained on all domains."""
@@ -115,25 +115,6 @@ def read_recording(folder: Path) -> Recording:
     if drafter_ids is None:
         raise ReplayError(f"{folder} holds no complete request with scored windows")
     return Recording(drafter_ids, tuple(sorted(found, key=lambda one: one.request_id)))
-
-
-def window_trace(request: RequestTrace) -> WindowTrace:
-    """Return a request of a log as its windows."""
-    first, windows = request.first_position, request.windows
-    num_positions = request.end_position - first
-    is_idle = np.zeros(num_positions, dtype=np.bool_)
-    without = request.rounds.drafter_index == NO_DRAFTER
-    is_idle[request.rounds.first_position[without] - first] = True
-    is_idle[-1] = True
-    return WindowTrace(
-        num_positions=num_positions,
-        starts=windows.start.astype(np.int64) - first,
-        num_levels=windows.num_levels,
-        is_whole=windows.num_levels == request.window_num_speculative_tokens,
-        acceptance_probability=windows.acceptance_probability,
-        realised_acceptance=windows.realised_acceptance,
-        is_idle=is_idle,
-    )
 
 
 def joined(traces: Sequence[WindowTrace]) -> WindowTrace:

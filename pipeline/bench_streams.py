@@ -68,12 +68,10 @@ class Played:
     Attributes:
         num_tokens: Emitted in each request, (Q,).
         num_rounds: Verifications of each request, (Q,).
-        num_switches: Changes of the drafter.
     """
 
     num_tokens: NDArray[np.int64]
     num_rounds: NDArray[np.int64]
-    num_switches: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -81,24 +79,19 @@ class Played:
         return float(self.num_tokens.sum() / self.num_rounds.sum())
 
 
-def play(stream: SelectionStream, spec: PolicySpec, *, block: int = 1) -> Played:
+def play(stream: SelectionStream, spec: PolicySpec) -> Played:
     """Let a policy walk a stream."""
     walker = Walker(
         spec,
         len(stream.drafter_ids),
         drafter_ids=stream.drafter_ids,
-        block=block,
         num_speculative_tokens=stream.requests[0].num_speculative_tokens if stream.requests else 0,
     )
-    tokens, rounds, switches, last = [], [], 0, -1
-    for request in stream.requests:
-        walked = walker.walk(request)
-        tokens.append(walked.num_tokens)
-        rounds.append(len(walked.length))
-        played = walked.drafter[walked.drafter >= 0]
-        switches += int(np.count_nonzero(np.diff(played, prepend=last))) if len(played) else 0
-        last = int(played[-1]) if len(played) else last
-    return Played(np.array(tokens), np.array(rounds), switches)
+    walks = [walker.walk(request) for request in stream.requests]
+    return Played(
+        np.array([walked.num_tokens for walked in walks]),
+        np.array([len(walked.length) for walked in walks]),
+    )
 
 
 def play_each(stream: SelectionStream) -> NDArray[np.int64]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.request_selector import RequestSelector, policy_losses, round_feedback
+from learner.measures import policy_losses
+from learner.request_selector import RequestSelector, round_feedback
 from learner.selection import policy_from_name
 from learner.selection.base import Loss
 from learner.selection.kernels import charge_sleeping
