@@ -1,17 +1,16 @@
-"""Drift: when the pool serves a regime badly, and which expert it can spare.
+"""Drift: has the acceptance of a stream fallen, and when did it begin to?
 
-A detector watches the acceptance of what was served (ADWIN: Bifet and Gavalda, *Learning from
-time-changing data with adaptive windowing*, 2007). When it has fallen, the head that was good until
-now is kept as an expert, under its own id, and a copy goes on learning under a new one. The pool is
-bounded: the expert without which the past would have lost least retires.
+ADWIN (Bifet and Gavalda, *Learning from time-changing data with adaptive windowing*, 2007) raises
+the alarm; where the two sides differ most, by likelihood, is where the change is placed. What is
+done about it, ``learner.spawning`` says.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,9 @@ from river.drift import ADWIN
 
 _NUM_RECENT = 10
 """Newest values whose mean tells a fall from a rise."""
+
+MAX_VALUES = 256
+"""Values that a detector remembers at least; beyond twice as many, the older half is forgotten."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,65 +30,119 @@ class DriftSettings:
     Attributes:
         delta: ADWIN's chance of a false alarm, in (0, 1).
         hold_off: Values after an alarm in which no other is raised, >= 0.
-        min_fall: Fall of the mean that is worth an expert, in the values' unit, >= 0.
-        max_experts: Heads of one family at a time, frozen ones included, >= 2.
+        min_fall: Fall of the mean that counts, in the values' unit, >= 0.
     """
 
     delta: float = 0.002
     hold_off: int = 50
-    min_fall: float = 0.05
-    max_experts: int = 4
+    min_fall: float = 0.2
 
     def __post_init__(self) -> None:
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta={self.delta}, expected (0, 1)")
-        if self.max_experts < 2:
-            raise ValueError(f"max_experts={self.max_experts}, expected >= 2")
+        for name in ("hold_off", "min_fall"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}, expected >= 0 and finite")
 
 
 class DriftDetector:
-    """Watches one stream of acceptances for a fall.
+    """Watches one stream of values for a fall.
+
+    Its state is a function of the values since it last began afresh, which it remembers: a detector
+    made of that state goes on as this one would.
 
     Args:
         settings: When a fall counts.
 
     Attributes:
+        values: Those remembered, the oldest first; the change of the last alarm lies before them.
         num_left_out: Values that were not finite; they tell nothing about traffic.
     """
 
     def __init__(self, settings: DriftSettings) -> None:
         self._settings = settings
-        self._adwin = ADWIN(delta=settings.delta, clock=1)  # type: ignore[no-untyped-call]
-        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
+        self.values: list[float] = []
         self._num_quiet = settings.hold_off
-        self._level, self._num_doubtful = float("nan"), 0
+        self._level, self._num_doubtful = 0.0, 0
         self.num_left_out = 0
+        self._begin_with([])
 
     @property
     def mean(self) -> float:
         """Mean of the values since the last change; NaN before the first."""
         return float(self._adwin.estimation) if self._adwin.width else float("nan")
 
-    def update(self, value: float) -> bool:
-        """Take one acceptance; return whether it has fallen by enough just now."""
+    def update(self, value: float) -> int | None:
+        """Take one value.
+
+        Returns:
+            If it has fallen by enough just now, how many values lie behind the change, this one
+            included; else None.
+        """
         if not math.isfinite(value):
             self.num_left_out += 1
-            return False
+            return None
         before = self.mean
         self._adwin.update(value)  # type: ignore[no-untyped-call]
-        self._recent.append(value)
+        self.values.append(value)
         self._num_quiet += 1
         if self._adwin.drift_detected:
             # It tells of a change once, often after its first few values: their mean comes later.
             self._level, self._num_doubtful = before, _NUM_RECENT
         elif self._num_doubtful:
             self._num_doubtful -= 1
-        if not self._num_doubtful or self._num_quiet <= self._settings.hold_off:
-            return False
-        has_fallen = self._level - float(np.mean(self._recent)) >= self._settings.min_fall
-        if has_fallen:
-            self._num_quiet = self._num_doubtful = 0
-        return has_fallen
+        if self._num_doubtful and self._num_quiet > self._settings.hold_off:
+            recent = float(np.mean(self.values[-_NUM_RECENT:]))
+            if self._level - recent >= self._settings.min_fall:
+                return self._fallen()
+        if len(self.values) >= 2 * MAX_VALUES:
+            self._begin_with(self.values[-MAX_VALUES:])
+        return None
+
+    def _fallen(self) -> int:
+        self._num_quiet = self._num_doubtful = 0
+        num_behind = len(self.values) - fall_point(self.values)
+        self._begin_with(self.values[-num_behind:])
+        return num_behind
+
+    def _begin_with(self, values: Sequence[float]) -> None:
+        self._adwin = ADWIN(delta=self._settings.delta, clock=1)  # type: ignore[no-untyped-call]
+        self.values = list(values)
+        for value in self.values:
+            self._adwin.update(value)  # type: ignore[no-untyped-call]
+
+    def state(self) -> dict[str, Any]:
+        """Return what continues it, as JSON."""
+        return {
+            "values": list(self.values),
+            "num_quiet": self._num_quiet,
+            "level": self._level if math.isfinite(self._level) else 0.0,
+            "num_doubtful": self._num_doubtful,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], settings: DriftSettings) -> DriftDetector:
+        """Go on from a state."""
+        detector = cls(settings)
+        detector._begin_with([float(value) for value in state["values"]])
+        detector._num_quiet = int(state["num_quiet"])
+        detector._level = float(state["level"])
+        detector._num_doubtful = int(state["num_doubtful"])
+        return detector
+
+
+def fall_point(values: Sequence[float]) -> int:
+    """Return the index in 1..len - 1 at which ``values`` have most likely fallen.
+
+    The likelihood of one change of the mean under equal noise grows with the square of the
+    difference of the means times n_1 n_2 / n; rises are left out.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    size = len(found)
+    before = np.arange(1, size)
+    sums = np.cumsum(found)[:-1]
+    fall = np.maximum(sums / before - (found.sum() - sums) / (size - before), 0.0)
+    return int(before[np.argmax(fall**2 * before * (size - before))])
 
 
 def regret_contributions(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,68 +159,3 @@ def regret_contributions(losses: NDArray[np.float64]) -> NDArray[np.float64]:
     is_best = filled == best_two[:, :1]
     gain = np.where(is_best, (best_two[:, 1] - best_two[:, 0])[:, None], 0.0)
     return np.asarray(gain.sum(axis=0))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spawned:
-    """The pool after a spawn.
-
-    Attributes:
-        frozen_id: Keeps the weights it has and learns no more.
-        learning_id: Starts as its copy and goes on learning.
-        retired_id: Leaves the pool to make room; None = there was room.
-    """
-
-    frozen_id: str
-    learning_id: str
-    retired_id: str | None
-
-
-class ExpertPool:
-    """The heads that have come from one, of which the newest learns.
-
-    Args:
-        drafter_id: Of the first.
-        settings: When to spawn.
-    """
-
-    def __init__(self, drafter_id: str, settings: DriftSettings) -> None:
-        self._family = drafter_id
-        self._settings = settings
-        self._stream_to_detector: dict[str, DriftDetector] = {}
-        self._num_spawned = 0
-        self.expert_ids: tuple[str, ...] = (drafter_id,)
-
-    @property
-    def learning_id(self) -> str:
-        """The head that learns."""
-        return self.expert_ids[-1]
-
-    def observe(
-        self, stream: str, acceptance: float, id_to_contribution: Mapping[str, float]
-    ) -> Spawned | None:
-        """Take what a request of a stream had accepted; return a spawn if it calls for one.
-
-        Args:
-            stream: Of the request.
-            acceptance: Of the pool as it played, any unit.
-            id_to_contribution: ``regret_contributions`` of late; who is not named counts as 0.
-        """
-        detector = self._stream_to_detector.setdefault(stream, DriftDetector(self._settings))
-        if not detector.update(acceptance):
-            return None
-        return self.spawn(id_to_contribution)
-
-    def spawn(self, id_to_contribution: Mapping[str, float]) -> Spawned:
-        """Freeze the head that learns and let a copy of it learn, also for a new stream."""
-        self._num_spawned += 1
-        frozen = self.learning_id
-        learning = f"{self._family}.{self._num_spawned}"
-        retired = None
-        if len(self.expert_ids) >= self._settings.max_experts:
-            # The newest frozen one is what the copy starts from: it is not given up.
-            old = self.expert_ids[:-1]
-            retired = min(old, key=lambda one: id_to_contribution.get(one, 0.0))
-        kept = tuple(one for one in self.expert_ids if one != retired)
-        self.expert_ids = (*kept, learning)
-        return Spawned(frozen_id=frozen, learning_id=learning, retired_id=retired)
