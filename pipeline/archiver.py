@@ -269,7 +269,7 @@ class Archiver:
 
     def _write(self, partition: int, pending: _Pending) -> None:
         pending.is_sealed = True
-        rows, letters = decode_events(self._topic, pending.messages)
+        rows, letters = decode_events(self._topic, pending.messages, table=self._log.schemas)
         # Before the file: once its name exists, nobody looks at these messages again.
         self._dead_letters.set_aside(letters)
         file = LogFile(

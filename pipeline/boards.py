@@ -17,6 +17,7 @@ from pipeline.event_decoding import decode_events
 from pipeline.event_sender import LogEventSender
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage
 from schemas.arrow import LoggedEvent
+from schemas.avro import SchemaTable
 from schemas.codec import (
     cloud_event_headers,
     decode_drafter_released,
@@ -171,7 +172,7 @@ class LogEventSource:
         )
 
     def _decode(self, messages: Sequence[StoredMessage]) -> list[LoggedEvent]:
-        events, letters = decode_events(VERIFICATION_EVENTS, messages)
+        events, letters = decode_events(VERIFICATION_EVENTS, messages, table=self._log.schemas)
         self._dead_letters.set_aside(letters)
         self.num_dead_letters += len(letters)
         return events
@@ -203,7 +204,7 @@ class _Follower(Generic[T]):
         self,
         log: EventLog,
         topic: str,
-        decode: Callable[[bytes], T],
+        decode: Callable[..., T],
         *,
         version: Callable[[T], int] | None = None,
     ) -> None:
@@ -251,7 +252,7 @@ class _Follower(Generic[T]):
             self._key_to_version.pop(key, None)
             return
         try:
-            fact = self._decode(stored.message.value)
+            fact = self._decode(stored.message.value, table=self._log.schemas)
         except ContractError as error:
             self.num_undecodable += 1
             logger.warning("%s, passed over: %s", _place(self._topic, stored), error)
@@ -339,7 +340,8 @@ class LogPolicyBoard:
 
     def publish(self, policies: Sequence[PolicyPublished]) -> None:
         """Publish durably; returns once stored."""
-        self._log.append(POLICIES, [_message(p.stream, p, self._source) for p in policies])
+        table = self._log.schemas
+        self._log.append(POLICIES, [_message(p.stream, p, self._source, table) for p in policies])
 
 
 class LogReleaseBoard:
@@ -359,12 +361,13 @@ class LogReleaseBoard:
 
     def publish(self, release: DrafterReleased) -> None:
         """Publish durably what stands in the drafter's own place; returns once stored."""
-        message = _message(release.drafter_id, release, self._source)
+        message = _message(release.drafter_id, release, self._source, self._log.schemas)
         self._log.append(DRAFTER_RELEASES, [message])
 
     def publish_beside(self, release: DrafterReleased) -> None:
         """Publish durably what becomes of the version beside it; returns once stored."""
-        message = _message(release.drafter_id + BESIDE, release, self._source)
+        key = release.drafter_id + BESIDE
+        message = _message(key, release, self._source, self._log.schemas)
         self._log.append(DRAFTER_RELEASES, [message])
 
     def _read(self) -> tuple[list[DrafterReleased], list[DrafterReleased]]:
@@ -380,9 +383,11 @@ def _own_and_beside(
     return own, [one for key, one in key_to_release.items() if key.endswith(suffix)]
 
 
-def _message(key: str, fact: PolicyPublished | DrafterReleased, source: str) -> Message:
+def _message(
+    key: str, fact: PolicyPublished | DrafterReleased, source: str, table: SchemaTable
+) -> Message:
     headers = cloud_event_headers(fact, source=source)
-    return Message(key=key.encode(), value=encode(fact), headers=headers)
+    return Message(key=key.encode(), value=encode(fact, table=table), headers=headers)
 
 
 def _place(topic: str, stored: StoredMessage) -> str:

@@ -32,14 +32,14 @@ def create(config: ConfigOption = None) -> None:
 
 @topics.command(epilog="Example: [bold]draftloop topics check[/bold] ends with status 1 if not.")
 def check(config: ConfigOption = None) -> None:
-    """Compare the topics with their declaration and change nothing."""
+    """Compare the topics, and a registry's schemas, with what is declared; change nothing."""
     from pipeline.settings import load_settings
     from pipeline.topics import check_topics
-    from pipeline.wiring import bare_log, topic_plan
+    from pipeline.wiring import bare_log, check_schemas, topic_plan
 
     settings = load_settings(config)
     with bare_log(settings) as log:
-        differences = check_topics(log, topic_plan(settings))
+        differences = [*check_topics(log, topic_plan(settings)), *check_schemas(settings)]
     for difference in differences:
         Console().print(difference, highlight=False, soft_wrap=True)
     if differences:

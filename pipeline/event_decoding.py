@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pipeline.dead_letters import DeadLetter
 from pipeline.eventlog.ports import StoredMessage
 from schemas.arrow import LoggedEvent
+from schemas.avro import PACKAGED, SchemaTable
 from schemas.codec import decode_verification_event
 from schemas.errors import ContractError
 from schemas.events import VerificationEvent
@@ -16,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 def decode_events(
-    topic: str, messages: Sequence[StoredMessage]
+    topic: str, messages: Sequence[StoredMessage], *, table: SchemaTable = PACKAGED
 ) -> tuple[list[LoggedEvent], list[DeadLetter]]:
     """Return the events of the messages, and the messages that are none with the reason."""
     rows, letters = [], []
     for stored in messages:
         try:
-            event = _decode(stored)
+            event = _decode(stored, table)
         except Exception as error:
             # A decoder that raises anything else has met bytes that nobody foresaw. They would
             # stop the loop at every restart, so they go the way of the others.
@@ -43,8 +44,8 @@ def decode_events(
     return rows, letters
 
 
-def _decode(stored: StoredMessage) -> VerificationEvent:
-    event = decode_verification_event(stored.message.value)
+def _decode(stored: StoredMessage, table: SchemaTable) -> VerificationEvent:
+    event = decode_verification_event(stored.message.value, table=table)
     # The key decides the partition, and so whose events these are.
     key = stored.message.key
     if key != event.stream.encode():

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.eventlog.ports import EventLog, Message
+from schemas.avro import SchemaTable
 from schemas.codec import cloud_event_headers, encode
 from schemas.errors import ContractError
 from schemas.events import Content, VerificationEvent
@@ -74,13 +75,15 @@ class LogEventSender:
         """Append in order; returns once durable."""
         if self._log is None:
             self._log = self._open_log()
-        messages = [message for event in events if (message := self._message(event))]
+        # A registry that refuses our schema must not make every event one that cannot be sent.
+        table = self._log.schemas
+        messages = [message for event in events if (message := self._message(event, table))]
         if messages:
             self._log.append(VERIFICATION_EVENTS, messages)
 
-    def _message(self, event: VerificationEvent) -> Message | None:
+    def _message(self, event: VerificationEvent, table: SchemaTable) -> Message | None:
         try:
-            value = self._fitting(event)
+            value = self._fitting(event, table)
         except Exception as error:
             # Whatever the encoder raises it would raise again, and hold up all that comes after.
             self.num_unsendable += 1
@@ -90,10 +93,10 @@ class LogEventSender:
         headers |= self._trace_headers(event.request_id)
         return Message(key=event.stream.encode(), value=value, headers=headers)
 
-    def _fitting(self, event: VerificationEvent) -> bytes:
+    def _fitting(self, event: VerificationEvent, table: SchemaTable) -> bytes:
         value = b""
         for what_is_lost, smaller in _smaller_and_smaller(event):
-            value = encode(smaller)
+            value = encode(smaller, table=table)
             if len(value) <= self._max_value_bytes:
                 self._counts[what_is_lost] += 1
                 return value

@@ -95,7 +95,7 @@ class GroupEventSource:
             time.sleep(min(timeout_seconds, JOINING_SECONDS))
             return []
         messages = self._reader.poll(timeout_seconds, self._max_messages)
-        events, letters = decode_events(VERIFICATION_EVENTS, messages)
+        events, letters = decode_events(VERIFICATION_EVENTS, messages, table=self._log.schemas)
         self._dead_letters.set_aside(letters)
         self.num_dead_letters += len(letters)
         return events

@@ -1,12 +1,16 @@
-"""From the settings of the broker to the options of its clients."""
+"""From the settings to the clients of the broker, and of the schema registry beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.eventlog.kafka_clients import KafkaOptions
-from pipeline.settings import KafkaSettings, SettingsError
+from pipeline.schema_registry import RegisteredSchemas, RegistryAddress, RegistryClient
+from pipeline.settings import KafkaSettings, Settings, SettingsError
+from schemas.avro import PACKAGED, SchemaTable
 
 
 def kafka_options(settings: KafkaSettings) -> KafkaOptions:
@@ -26,15 +30,51 @@ def kafka_options(settings: KafkaSettings) -> KafkaOptions:
     )
 
 
+def registered_schemas(settings: Settings) -> Callable[[], SchemaTable]:
+    """Return what gives the schemas: this build's, or with a registry those it has numbered.
+
+    Raises:
+        SettingsError: If the file of certificates cannot be read.
+    """
+    return _registered(_address(settings)) if settings.schema_registry.url else lambda: PACKAGED
+
+
+def registry_client(settings: Settings) -> RegistryClient:
+    """Return a client of the schema registry that the settings name.
+
+    Raises:
+        SettingsError: If the file of certificates cannot be read.
+    """
+    return RegistryClient(_address(settings))
+
+
+@cache
+def _registered(address: RegistryAddress) -> RegisteredSchemas:
+    """Build one per process, which asks once however often the log is opened."""
+    return RegisteredSchemas(RegistryClient(address))
+
+
+def _address(settings: Settings) -> RegistryAddress:
+    one = settings.schema_registry
+    _readable("schema_registry.ca_file", one.ca_file)
+    return RegistryAddress(
+        url=one.url,
+        username=one.username,
+        password=one.password,
+        ca_file=one.ca_file,
+        timeout_seconds=one.timeout_seconds,
+    )
+
+
 def _security(settings: KafkaSettings) -> dict[str, Any]:
     protocol = settings.security_protocol
     security: dict[str, Any] = {"security_protocol": protocol}
     if "SSL" in protocol.split("_"):
         security |= {
             "ssl_check_hostname": settings.ssl_checks_hostname,
-            "ssl_cafile": _readable("ssl_ca_file", settings.ssl_ca_file),
-            "ssl_certfile": _readable("ssl_certificate_file", settings.ssl_certificate_file),
-            "ssl_keyfile": _readable("ssl_key_file", settings.ssl_key_file),
+            "ssl_cafile": _readable("kafka.ssl_ca_file", settings.ssl_ca_file),
+            "ssl_certfile": _readable("kafka.ssl_certificate_file", settings.ssl_certificate_file),
+            "ssl_keyfile": _readable("kafka.ssl_key_file", settings.ssl_key_file),
         }
     if protocol.startswith("SASL"):
         for name in ("sasl_username", "sasl_password"):
@@ -56,7 +96,5 @@ def _readable(name: str, path: Path | None) -> str | None:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise SettingsError(
-            f"kafka.{name} = {str(path)!r}: cannot be read: {error.strerror}"
-        ) from error
+        raise SettingsError(f"{name} = {str(path)!r}: cannot be read: {error.strerror}") from error
     return str(path)

@@ -57,6 +57,21 @@ class MetricsSettings(Section):
     """Port of the archiver's metrics; 0 = none."""
 
 
+class SchemaRegistrySettings(Section):
+    """A Confluent-compatible schema registry beside the broker of a `kafka://` event log."""
+
+    url: str = Field(default="", pattern=r"^(https?://[^/@\s]+(/\S*)?)?$")
+    """`http://host:port` or `https://host:port`; empty = none, and ids come from `schemas/`."""
+    username: str = ""
+    """Name for HTTP basic authentication; empty = none."""
+    password: str = Field(default="", repr=False)
+    """Its password; better in the environment than in the file."""
+    ca_file: KeysFile | None = None
+    """Certificates that the registry's must be signed by; unset = those of the machine."""
+    timeout_seconds: float = Field(default=5.0, gt=0, le=600)
+    """How long one request may take."""
+
+
 class LogSettings(Section):
     """What services write to the standard error. Prompts, answers and keys are never in it."""
 

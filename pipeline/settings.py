@@ -28,7 +28,12 @@ from learner.updates import DEFAULT_RULE
 from pipeline.gate_settings import GateSection
 from pipeline.pool_settings import DEFAULT_POOL, DrafterSettings, Identifier, Pool, Section
 from pipeline.schedule_settings import ScheduleSettings
-from pipeline.server_settings import LogSettings, MetricsSettings, ServerSettings
+from pipeline.server_settings import (
+    LogSettings,
+    MetricsSettings,
+    SchemaRegistrySettings,
+    ServerSettings,
+)
 
 PREFIX = "DRAFTLOOP_"
 NESTING = "__"
@@ -199,6 +204,7 @@ class Settings(Section):
     """Folder of converted models; unset = the user's cache folder."""
     event_log: EventLogSettings = EventLogSettings()
     kafka: KafkaSettings = KafkaSettings()
+    schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()
     model: ModelSettings = ModelSettings()
     drafters: Pool = DEFAULT_POOL
     """The pool, as `[[drafters]]` tables; their order is the order of every array."""

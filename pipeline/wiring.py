@@ -78,10 +78,22 @@ def open_log(settings: Settings) -> EventLog:
     log = _event_log(settings)
     try:
         create_topics(log, topic_plan(settings))
+        # Here a registry that refuses our schemas is met before anything is read or written.
+        _ = log.schemas
     except BaseException:
         log.close()
         raise
     return log
+
+
+def check_schemas(settings: Settings) -> list[str]:
+    """Return one line per subject of the schema registry that would refuse this build's schema."""
+    if not settings.schema_registry.url or not settings.event_log.url.startswith("kafka://"):
+        return []
+    from pipeline.kafka_options import registry_client
+    from pipeline.schema_registry import incompatible_schemas
+
+    return incompatible_schemas(registry_client(settings))
 
 
 def open_log_patiently(settings: Settings, stop: threading.Event) -> EventLog | None:
@@ -106,9 +118,9 @@ def _event_log(settings: Settings) -> EventLog:
     if not url.startswith("kafka://"):
         return open_event_log(url or str(settings.data))
     # Imported here: without Kafka nothing of it is loaded.
-    from pipeline.kafka_options import kafka_options
+    from pipeline.kafka_options import kafka_options, registered_schemas
 
-    return open_event_log(url, kafka_options(settings.kafka))
+    return open_event_log(url, kafka_options(settings.kafka), schemas=registered_schemas(settings))
 
 
 def open_target(settings: Settings, *, progress: Progress | None = None) -> Target:

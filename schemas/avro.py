@@ -8,8 +8,8 @@ stays readable.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -28,6 +28,10 @@ class WireSchema:
     parsed: Any
 
 
+def _found_nowhere(schema_id: int) -> WireSchema | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchemaTable:
     """The schemas a process works with.
@@ -35,10 +39,13 @@ class SchemaTable:
     Attributes:
         newest: Per message name, the schema it writes with and reads into.
         by_id: Every schema it can read from, by id.
+        find: Looks elsewhere (a registry) for the schema of an id that the table lacks; returns
+            None, or raises ``ContractError`` with more to say.
     """
 
     newest: Mapping[str, WireSchema]
     by_id: Mapping[int, WireSchema]
+    find: Callable[[int], WireSchema | None] = _found_nowhere
 
     @classmethod
     def of(cls, schemas: Iterable[WireSchema]) -> SchemaTable:
@@ -54,7 +61,7 @@ class SchemaTable:
 
         So an older build reads a newer writer whose schema came from elsewhere (a registry).
         """
-        return SchemaTable(newest=self.newest, by_id={**self.by_id, schema.schema_id: schema})
+        return replace(self, by_id={**self.by_id, schema.schema_id: schema})
 
     def writer(self, schema_id: int, message_name: str) -> WireSchema:
         """Return the schema that wrote a message of the expected name.
@@ -62,7 +69,7 @@ class SchemaTable:
         Raises:
             ContractError: If the id is unknown or belongs to another message.
         """
-        schema = self.by_id.get(schema_id)
+        schema = self.by_id.get(schema_id) or self.find(schema_id)
         if schema is None:
             known = ", ".join(map(str, sorted(self.by_id)))
             expected = f"one of {known}; if it is newer, upgrade Draftloop"
@@ -85,6 +92,11 @@ def wire_schema(message_name: str, text: str) -> WireSchema:
         version=definition["draftloop.schema_version"],
         parsed=fastavro.parse_schema(definition),
     )
+
+
+def newest_text(message_name: str) -> str:
+    """Return the text of the schema that a message of this name is written with."""
+    return (resources.files("schemas") / f"{message_name}.avsc").read_text(encoding="utf-8")
 
 
 def _packaged_schemas() -> Iterable[WireSchema]:

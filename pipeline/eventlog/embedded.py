@@ -21,6 +21,7 @@ from pipeline.eventlog.ports import (
 )
 from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
 from pipeline.eventlog.sqlite_file import SqliteFile
+from schemas.avro import PACKAGED, SchemaTable
 
 TOMBSTONE_RETENTION = timedelta(days=1)
 """How long a tombstone stays readable, so that a slow reader still learns of the deletion."""
@@ -66,6 +67,11 @@ class EmbeddedEventLog:
         self._turns = itertools.count()
         self._name_to_topic: dict[str, tuple[int, TopicSpec]] = {}
         self._write_lock = threading.Lock()
+
+    @property
+    def schemas(self) -> SchemaTable:
+        """Those of this build: nobody else reads this file."""
+        return PACKAGED
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create the topic; a no-op if it exists as declared.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,7 @@ from pipeline.eventlog.ports import (
 )
 from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
 from pipeline.topics import MAX_MESSAGE_BYTES
+from schemas.avro import PACKAGED, SchemaTable
 
 
 @dataclass(slots=True)
@@ -61,14 +62,20 @@ class KafkaEventLog:
     Args:
         bootstrap_servers: ``host:port`` of one or more brokers.
         options: How the broker is talked to.
+        schemas: Gives what messages are written and read with; asked at every use.
     """
 
     def __init__(
-        self, bootstrap_servers: Sequence[str], options: KafkaOptions | None = None
+        self,
+        bootstrap_servers: Sequence[str],
+        options: KafkaOptions | None = None,
+        *,
+        schemas: Callable[[], SchemaTable] = lambda: PACKAGED,
     ) -> None:
         self._servers = list(bootstrap_servers)
         self._options = options or KafkaOptions()
         self._timeout_seconds = self._options.timeout_seconds
+        self._schemas = schemas
         self._clients = KafkaClients(self._servers, self._options)
         self._name_to_spec: dict[str, TopicSpec] = {}
         self._purpose_to_consumer: dict[tuple[str, ...], _GuardedConsumer] = {}
@@ -77,6 +84,11 @@ class KafkaEventLog:
         self._lock = threading.RLock()
         self._process_id: int | None = None
         self._is_closed = False
+
+    @property
+    def schemas(self) -> SchemaTable:
+        """What messages of this log are written and read with."""
+        return self._schemas()
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create the topic; a no-op if it exists as declared.

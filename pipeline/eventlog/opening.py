@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog, EventLogError
 from pipeline.topics import declared_topics
+from schemas.avro import PACKAGED, SchemaTable
 
 if TYPE_CHECKING:
     from pipeline.eventlog.kafka_clients import KafkaOptions
@@ -21,7 +23,12 @@ _SQLITE = "sqlite:///"
 _KAFKA = "kafka://"
 
 
-def open_event_log(url: str, kafka: KafkaOptions | None = None) -> EventLog:
+def open_event_log(
+    url: str,
+    kafka: KafkaOptions | None = None,
+    *,
+    schemas: Callable[[], SchemaTable] = lambda: PACKAGED,
+) -> EventLog:
     """Open the embedded log or the one on a Kafka broker.
 
     Args:
@@ -29,6 +36,7 @@ def open_event_log(url: str, kafka: KafkaOptions | None = None) -> EventLog:
             ``sqlite:///data/log.sqlite`` (relative) and ``sqlite:////srv/log.sqlite``
             (absolute); or the plain path of a folder, which then holds ``eventlog.sqlite``.
         kafka: How a broker is talked to.
+        schemas: Gives what messages on a broker are written and read with.
 
     Raises:
         EventLogError: If the URL is of another kind, or the embedded log cannot be opened. A
@@ -41,7 +49,7 @@ def open_event_log(url: str, kafka: KafkaOptions | None = None) -> EventLog:
         # Imported here: the embedded log must not pay for the Kafka client's start-up.
         from pipeline.eventlog.kafka import KafkaEventLog
 
-        return KafkaEventLog(servers, kafka)
+        return KafkaEventLog(servers, kafka, schemas=schemas)
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return EmbeddedEventLog(Path(url.removeprefix(_SQLITE)))
     if "://" in url or not url:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from schemas.avro import SchemaTable
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
@@ -52,6 +54,10 @@ class EventLog(Protocol):
     cannot serve, and ``UnknownTopicError`` for a topic that was not created. Threads may share a
     log; processes open one each, after any fork.
     """
+
+    @property
+    def schemas(self) -> SchemaTable:
+        """What messages of this log are written and read with."""
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create the topic; a no-op if it exists as declared.

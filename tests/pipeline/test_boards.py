@@ -25,6 +25,7 @@ from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.opening import declared_topics, open_event_log
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage, TopicSpec
 from schemas.arrow import LoggedEvent
+from schemas.avro import SchemaTable
 from schemas.codec import decode_verification_event, encode
 from schemas.events import FeatureReference, ReleaseState, VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
@@ -230,10 +231,10 @@ def test_an_event_that_cannot_be_encoded_is_left_out_and_counted(
 ) -> None:
     import pipeline.event_sender
 
-    def refuse(message: VerificationEvent) -> bytes:
+    def refuse(message: VerificationEvent, *, table: SchemaTable) -> bytes:
         if message.sequence == 1:
             raise OverflowError("int too large")
-        return encode(message)
+        return encode(message, table=table)
 
     monkeypatch.setattr(pipeline.event_sender, "encode", refuse)
     send = LogEventSender(lambda: log, source="worker-0")
