@@ -9,8 +9,11 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import KafkaTimeoutError
 from kafka.net.compat import KafkaNetClient
+from kafka.net.selector import NetworkSelector
 
+from pipeline.eventlog.kafka_connections import TellingManager
 from pipeline.topics import MAX_MESSAGE_BYTES
 
 _LONGEST_RECONNECT_MILLISECONDS = 1000
@@ -103,10 +106,13 @@ class KafkaClients:
 
     def _build(self, client_type: Any, settings: Mapping[str, Any]) -> Any:
         connections: list[Any] = []
+        managers: list[TellingManager] = []
 
         # The signature is the client's: it hands over all of its settings.
         def remembered_connection(**everything: Any) -> Any:
-            connections.append(KafkaNetClient(**everything))
+            network = NetworkSelector(**everything)
+            managers.append(TellingManager(network, **everything))
+            connections.append(KafkaNetClient(net=network, manager=managers[-1], **everything))
             return connections[-1]
 
         try:
@@ -121,8 +127,12 @@ class KafkaClients:
                 **self._options.security,
                 **settings,
             )
-        except BaseException:
+        except BaseException as error:
             # A client that found no broker would leave its thread and sockets to us for ever.
             for connection in connections:
                 connection.close()
+            failures = [one.failure for one in managers if one.failure is not None]
+            if isinstance(error, KafkaTimeoutError) and failures:
+                # The client's own words name neither a refused connection nor a wrong protocol.
+                raise KafkaTimeoutError(str(failures[-1])) from error
             raise

@@ -11,10 +11,15 @@ from kafka.errors import (
     KafkaTimeoutError,
     MessageSizeTooLargeError,
     SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
 )
 
 from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError
 from pipeline.topics import MAX_MESSAGE_BYTES
+
+
+class BrokerCertificateError(KafkaError):  # type: ignore[misc]  # the client is untyped
+    """The broker's certificate is not signed by whom we trust, or is of another host."""
 
 
 def translated(error: KafkaError, where: str) -> EventLogError:
@@ -28,7 +33,12 @@ def translated(error: KafkaError, where: str) -> EventLogError:
 
 def _cure(error: KafkaError) -> str:
     if isinstance(error, KafkaTimeoutError | KafkaConnectionError):
-        return "start the broker or correct its address"
+        # A listener of another protocol is seen as a connection that ends at once.
+        return "start the broker, or correct its address or kafka.security_protocol"
+    if isinstance(error, BrokerCertificateError):
+        return "correct kafka.ssl_ca_file, or the broker's certificate"
+    if isinstance(error, UnsupportedSaslMechanismError):
+        return "correct kafka.sasl_mechanism"
     if isinstance(error, SaslAuthenticationFailedError):
         return "correct kafka.sasl_username, kafka.sasl_password or kafka.sasl_mechanism"
     if isinstance(error, InvalidSessionTimeoutError):

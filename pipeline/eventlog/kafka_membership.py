@@ -19,14 +19,13 @@ from typing import Any
 
 from kafka import ConsumerRebalanceListener, TopicPartition
 from kafka.errors import (
-    AuthorizationError,
     InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
     KafkaError,
-    SaslAuthenticationFailedError,
 )
 from kafka.structs import OffsetAndMetadata
 
+from pipeline.eventlog.kafka_connections import REFUSALS
 from pipeline.eventlog.kafka_errors import translated
 
 POLL_MILLISECONDS = 50
@@ -34,8 +33,7 @@ RETRY_SECONDS = 0.5
 CONFIRMATIONS_PER_SESSION = 4
 
 FATAL = (
-    SaslAuthenticationFailedError,
-    AuthorizationError,
+    *REFUSALS,
     InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
 )

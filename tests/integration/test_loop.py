@@ -24,7 +24,7 @@ from schemas.codec import decode_verification_event
 from schemas.equality import first_difference
 from schemas.events import DrafterReleased, FinishReason, PolicyPublished, VerificationEvent
 from schemas.topics import DEAD_LETTERS, VERIFICATION_EVENTS
-from tests.integration.broker import free_port, own_broker
+from tests.integration.broker import blank_broker
 from tests.integration.commands import open_commands
 from tests.integration.tiny_run import DOMAINS, RunningCommand, TinyRun, save_tiny_model, wait_until
 
@@ -71,7 +71,7 @@ def _event_log_url(kind: str, folder: Path) -> Iterator[str]:
         yield ""
         return
     # A broker that is shared may hold the events of another run.
-    with own_broker(folder, free_port()) as servers:
+    with blank_broker(folder) as servers:
         yield f"kafka://{servers}"
 
 

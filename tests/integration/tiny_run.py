@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.settings import Settings, load_settings
 from tests.inference.tiny import tiny_llama, tiny_tokenizer
+from tests.integration.broker import settings_text
 
 CONTEXT_LENGTH = 256
 MOST_SECONDS = 150.0
@@ -107,6 +108,8 @@ class TinyRun:
             num_prompts: To write.
         """
         text = _SETTINGS.format(folder=folder, model=model, url=url)
+        if url.startswith("kafka://"):
+            text += settings_text(url.removeprefix("kafka://"))
         (folder / "draftloop.toml").write_text(text)
         rng = np.random.default_rng(0)
         lines = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient, TopicPartition
+from kafka import TopicPartition
 
 from pipeline.archiver import Archiver
 from pipeline.dead_letters import DeadLetter
@@ -16,6 +16,7 @@ from pipeline.eventlog.ports import Message, TopicSpec
 from pipeline.log_files import log_files
 from replay.reader import LogReader
 from schemas.codec import encode
+from tests.integration.broker import kafka_admin, kafka_log
 from tests.schemas.builders import make_event
 
 pytestmark = pytest.mark.external_service
@@ -33,7 +34,7 @@ class Letters:
 
 @pytest.fixture
 def log(bootstrap_servers: str) -> Iterator[KafkaEventLog]:
-    log = KafkaEventLog(bootstrap_servers.split(","))
+    log = kafka_log(bootstrap_servers)
     yield log
     log.close()
 
@@ -78,11 +79,11 @@ def test_offsets_that_the_broker_deleted_are_counted_and_claimed_by_no_name(
     end = log.end_offset(topic, 0)
     with Archiver(log, topic, tmp_path, dead_letters=Letters(), max_events_per_file=2) as archiver:
         archiver.run_once()
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+        admin = kafka_admin(bootstrap_servers)
         admin.delete_records({TopicPartition(topic, 0): end - 1})
         admin.close()
     # Another client, since the first has fetched ahead and would not notice.
-    reopened = KafkaEventLog(bootstrap_servers.split(","))
+    reopened = kafka_log(bootstrap_servers)
     with Archiver(reopened, topic, tmp_path, dead_letters=Letters()) as archiver:
         archiver.drain()
         assert archiver.num_lost_offsets == end - 3

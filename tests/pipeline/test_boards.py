@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from pipeline.boards import (
     ReleaseFollower,
 )
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.opening import declared_topics, open_event_log
+from pipeline.eventlog.opening import declared_topics
 from pipeline.eventlog.ports import EventLog, EventLogError, Message, StoredMessage, TopicSpec
 from schemas.arrow import LoggedEvent
 from schemas.avro import SchemaTable
 from schemas.codec import decode_verification_event, encode
 from schemas.events import FeatureReference, ReleaseState, VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
+from tests.integration.broker import blank_broker, kafka_log
 from tests.pipeline.messages import broken, encoded, event, message, open_log, read_everything
 from tests.schemas.builders import make_event, make_policy, make_release
 
@@ -254,8 +256,12 @@ def test_what_a_worker_sends_the_learner_receives(log: EventLog) -> None:
 
 
 @pytest.mark.external_service
-def test_the_boards_work_over_a_broker_as_over_the_embedded_log(bootstrap_servers: str) -> None:
-    log = open_event_log(f"kafka://{bootstrap_servers}")
+def test_the_boards_work_over_a_broker_as_over_the_embedded_log(tmp_path: Path) -> None:
+    with blank_broker(tmp_path) as servers, closing(kafka_log(servers)) as log:
+        _use_the_boards(log)
+
+
+def _use_the_boards(log: EventLog) -> None:
     for spec in declared_topics(1):
         log.create_topic(spec)
     source = LogEventSource(log, [0])
@@ -283,4 +289,3 @@ def test_the_boards_work_over_a_broker_as_over_the_embedded_log(bootstrap_server
     assert encoded(releases.poll()) == encoded([release])
     assert encode(policy) in encoded(LogPolicyBoard(log, source="learner-0").read_all())
     assert encode(release) in encoded(LogReleaseBoard(log, source="learner-0").read_all())
-    log.close()

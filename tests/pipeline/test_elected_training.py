@@ -13,13 +13,12 @@ import pytest
 from learner.ports import ReceivedEvent, Trainer
 from learner.training import FencedError
 from pipeline.elected_training import GROUP, ElectedTraining
-from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.kafka_membership import ChangeKind, PartitionChange
 from pipeline.topics import TopicPlan, create_topics
 from schemas.codec import decode_drafter_released
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
-from tests.integration.broker import free_port, own_broker
+from tests.integration.broker import blank_broker, kafka_log
 from tests.learner.fakes import FakeRefusedEvents
 from tests.learner.trainers import Place, event_of, placed, train
 from tests.pipeline.messages import message, open_log
@@ -151,8 +150,8 @@ def test_invalid_release_of_a_trainer_that_another_one_has_overtaken(tmp_path: P
 @pytest.mark.external_service
 def test_a_standby_takes_over_when_the_active_trainer_leaves(tmp_path: Path) -> None:
     """D11: scaling trainers out neither doubles the work nor splits the state."""
-    with own_broker(tmp_path, free_port()) as servers:
-        log = KafkaEventLog([servers], KafkaOptions(session_timeout_seconds=6.0))
+    with blank_broker(tmp_path) as servers:
+        log = kafka_log(servers, KafkaOptions(session_timeout_seconds=6.0))
         create_topics(log, TopicPlan(num_partitions=1))
         log.append(VERIFICATION_EVENTS, [message(n) for n in range(5)])
         released: list[int] = []

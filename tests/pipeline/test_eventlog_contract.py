@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.ports import (
     EventLog,
     EventLogError,
@@ -23,6 +22,7 @@ from pipeline.eventlog.ports import (
     TopicSpec,
     UnknownTopicError,
 )
+from tests.integration.broker import kafka_log
 
 OpenLog = Callable[[], EventLog]
 
@@ -40,7 +40,7 @@ def open_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenLog
         log: EventLog = (
             EmbeddedEventLog(tmp_path / "log.sqlite")
             if request.param == "embedded"
-            else KafkaEventLog(servers.split(","))
+            else kafka_log(servers)
         )
         opened.append(log)
         return log

@@ -21,7 +21,13 @@ from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.ports import EventLogError, Message, TopicSpec
 from pipeline.topics import MAX_MESSAGE_BYTES
-from tests.integration.broker import BOOTSTRAP_VARIABLE, free_port, own_broker
+from tests.integration.broker import (
+    BOOTSTRAP_VARIABLE,
+    free_port,
+    kafka_admin,
+    kafka_log,
+    own_broker,
+)
 
 COMPACTION_SECONDS = 20.0
 LEFT_TO_ITSELF_SECONDS = 25.0
@@ -32,7 +38,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def log(bootstrap_servers: str) -> Iterator[KafkaEventLog]:
-    log = KafkaEventLog(bootstrap_servers.split(","))
+    log = kafka_log(bootstrap_servers)
     yield log
     log.close()
 
@@ -74,7 +80,7 @@ def test_a_key_goes_where_every_kafka_client_sends_it(log: KafkaEventLog) -> Non
 @pytest.mark.external_service
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_batches_in_either_codec_are_read_back(bootstrap_servers: str, compression: str) -> None:
-    log = KafkaEventLog(bootstrap_servers.split(","), KafkaOptions(compression=compression))
+    log = kafka_log(bootstrap_servers, KafkaOptions(compression=compression))
     topic = new_topic(log, 1)
     messages = [Message(key=b"k", value=b"%d" % n * 100) for n in range(50)]
     log.append(topic, messages)
@@ -91,7 +97,7 @@ def test_reading_goes_on_over_the_gaps_of_compaction(
         **{"cleanup.policy": "compact", "segment.ms": "100"},
         **{"min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"},
     }
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    admin = kafka_admin(bootstrap_servers)
     declared = {"num_partitions": 1, "replication_factor": -1, "configs": eager}
     admin.create_topics({topic: declared}, wait_for_metadata=True)
     admin.close()
@@ -126,7 +132,7 @@ def test_offsets_below_the_first_kept_read_from_the_first_kept(
 ) -> None:
     topic = new_topic(log, 1)
     log.append(topic, [Message(key=b"k", value=b"%d" % n) for n in range(10)])
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    admin = kafka_admin(bootstrap_servers)
     _delete_records(admin, topic, 4)
     admin.close()
     assert log.begin_offset(topic, 0) == 4

@@ -23,7 +23,7 @@ from schemas.codec import encode
 from schemas.equality import first_difference
 from schemas.events import PolicyPublished
 from schemas.topics import DEAD_LETTERS, POLICIES, VERIFICATION_EVENTS
-from tests.integration.broker import free_port, own_broker
+from tests.integration.broker import blank_broker, kafka_log
 from tests.learner.fakes import FakePolicyBoard
 from tests.schemas.builders import PRODUCED_AT, make_event, make_policy
 
@@ -38,7 +38,7 @@ MOST_SECONDS = 120.0
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[str]:
     """A broker of its own: the topics and the group have fixed names."""
-    with own_broker(tmp_path, free_port()) as started:
+    with blank_broker(tmp_path) as started:
         with closing(open_log(started)) as log:
             create_topics(log, TopicPlan(num_partitions=NUM_PARTITIONS))
         yield started
@@ -46,7 +46,7 @@ def servers(tmp_path: Path) -> Iterator[str]:
 
 def open_log(servers: str) -> KafkaEventLog:
     options = KafkaOptions(timeout_seconds=5.0, session_timeout_seconds=SESSION_SECONDS)
-    return KafkaEventLog([servers], options)
+    return kafka_log(servers, options)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -201,7 +201,7 @@ def test_an_older_state_behind_a_newer_one_is_passed_over(servers: str) -> None:
 def test_invalid_session_time_is_refused_in_one_line_with_the_cure(servers: str) -> None:
     options = KafkaOptions(timeout_seconds=5.0, session_timeout_seconds=1.0)
     refusal = pytest.raises(EventLogError, match=r"kafka\.session_timeout_seconds")
-    log = KafkaEventLog([servers], options)
+    log = kafka_log(servers, options)
     with closing(log), closing(GroupEventSource(log)) as source, refusal:
         wait_until(lambda: bool(source.poll(0.05)))
 

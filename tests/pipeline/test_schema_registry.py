@@ -34,7 +34,7 @@ from schemas.codec import encode
 from schemas.equality import first_difference
 from schemas.records import from_verification_event
 from schemas.topics import DEAD_LETTERS, POLICIES, VERIFICATION_EVENTS
-from tests.integration.broker import free_port, own_broker
+from tests.integration.broker import blank_broker, free_port, kafka_settings
 from tests.pipeline.archiving import Clock
 from tests.pipeline.messages import event, read_everything
 from tests.pipeline.schema_registry_server import Registry, serving
@@ -264,10 +264,11 @@ def test_invalid_certificates_file_is_named() -> None:
 
 @pytest.mark.external_service
 def test_on_a_broker_the_settings_name_the_registry(tmp_path: Path, registry: Registry) -> None:
-    with own_broker(tmp_path, free_port()) as servers:
+    with blank_broker(tmp_path) as servers:
         settings = Settings(
             data=tmp_path,
             event_log=EventLogSettings(url=f"kafka://{servers}"),
+            kafka=kafka_settings(servers),
             schema_registry=SchemaRegistrySettings(url=registry.url),
         )
         with closing(open_log(settings)) as log:

@@ -8,14 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient
 
-from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.opening import open_event_log
 from pipeline.eventlog.ports import EventLog, TopicMismatchError, TopicSpec
 from pipeline.topics import TopicPlan, check_topics, create_topics, description, refuse_apart
 from schemas.topics import DEAD_LETTERS, DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
-from tests.integration.broker import free_port, own_broker
+from tests.integration.broker import blank_broker, kafka_admin, kafka_log
 
 PLAN = TopicPlan(num_partitions=3, retention_days=2)
 
@@ -29,8 +27,8 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
             yield opened
     else:
         # A broker of its own: the declared names may be taken on a shared one.
-        with own_broker(tmp_path, free_port()) as servers:
-            log = KafkaEventLog([servers])
+        with blank_broker(tmp_path) as servers:
+            log = kafka_log(servers)
             yield log
             log.close()
 
@@ -84,11 +82,11 @@ def test_the_broker_keeps_what_the_declaration_says(bootstrap_servers: str) -> N
     name = f"declared-{uuid.uuid4().hex}"
     events = PLAN.declared()[0]
     spec = TopicSpec(name=name, num_partitions=1, configs=events.configs)
-    with closing(KafkaEventLog(bootstrap_servers.split(","))) as log:
+    with closing(kafka_log(bootstrap_servers)) as log:
         log.create_topic(spec)
         found = log.describe_topic(name)
     assert {k: found.configs.get(k) for k in events.configs} == dict(events.configs)
     assert found.configs["retention.ms"] == str(2 * 24 * 3600 * 1000)
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    admin = kafka_admin(bootstrap_servers)
     admin.delete_topics([name])
     admin.close()

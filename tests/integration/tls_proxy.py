@@ -1,0 +1,99 @@
+"""TLS for the brokers of the tests, which have none: a proxy that ends it in front of one.
+
+A broker tells its clients where it is, so the proxy writes its own port into those answers. Both
+numbers take four bytes, so nothing else of an answer changes.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+HOST = "127.0.0.1"
+
+
+def make_certificate(folder: Path, name: str, *, address: str = HOST) -> Path:
+    """Make a certificate of ``address`` that signs itself, with its key, and return its file."""
+    file = folder / f"{name}.pem"
+    subprocess.run(
+        [
+            *["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"],
+            *["-nodes", "-days", "2", "-subj", f"/CN={name}"],
+            *["-addext", f"subjectAltName=IP:{address}"],
+            *["-keyout", str(file.with_suffix(".key")), "-out", str(file)],
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return file
+
+
+@contextmanager
+def tls_proxy(broker: str, certificate: Path) -> Iterator[str]:
+    """Yield ``host:port`` where ``broker`` is reached over TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    with socket.create_server((HOST, 0)) as listener, _Proxy(broker, listener, context) as proxy:
+        yield f"{HOST}:{proxy.port}"
+
+
+class _Proxy:
+    """Accepts until its block ends; every connection has a thread per direction."""
+
+    def __init__(self, broker: str, listener: socket.socket, context: ssl.SSLContext) -> None:
+        self._broker_port = int(broker.rpartition(":")[2])
+        self._listener = listener
+        self._context = context
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self.port: int = listener.getsockname()[1]
+
+    def __enter__(self) -> _Proxy:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._listener, *self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in self._sockets:
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                plain, _ = self._listener.accept()
+                self._sockets.append(plain)
+                self._start(self._serve, plain)
+
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with suppress(OSError):
+            client = self._context.wrap_socket(plain, server_side=True)
+            broker = socket.create_connection((HOST, self._broker_port))
+            self._sockets += [client, broker]
+            self._start(self._answers, broker, client)
+            while data := client.recv(65536):
+                broker.sendall(data)
+            broker.shutdown(socket.SHUT_WR)
+
+    def _answers(self, broker: socket.socket, client: ssl.SSLSocket) -> None:
+        host = HOST.encode()
+        true_place = host + struct.pack(">i", self._broker_port)
+        our_place = host + struct.pack(">i", self.port)
+        with suppress(OSError), broker.makefile("rb") as stream:
+            while head := stream.read(4):
+                answer = stream.read(struct.unpack(">i", head)[0])
+                client.sendall(head + answer.replace(true_place, our_place))
