@@ -10,22 +10,17 @@ Axes: R rounds, N drafters, K levels.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.events import NO_DRAFTER, FinishReason, VerificationEvent
-
-logger = logging.getLogger(__name__)
+from schemas.events import NO_DRAFTER
 
 ALARM_Z = 4.0
 MIN_ROUNDS = 100.0
-HALF_LIFE_ROUNDS = 2000.0
 _INTERVAL_Z = 1.96
-_NO_VARIANCE = 1.0
+NO_VARIANCE = 1.0
 """Added to a variance: where scores are certain (greedy), one rounding is not yet an alarm."""
 
 
@@ -68,7 +63,7 @@ class Calibration:
     @property
     def interval(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The 95 % interval of the ratio, (N, K) each; it holds 1 if the scores are right."""
-        half = _INTERVAL_Z * np.sqrt(self.variance + _NO_VARIANCE)
+        half = _INTERVAL_Z * np.sqrt(self.variance + NO_VARIANCE)
         return (
             _over_predicted(np.maximum(self.realised - half, 0.0), self.predicted),
             _over_predicted(self.realised + half, self.predicted),
@@ -77,7 +72,7 @@ class Calibration:
     @property
     def z(self) -> NDArray[np.float64]:
         """Standard deviations between realised and predicted, (N, K); 0 below ``MIN_ROUNDS``."""
-        distance = (self.realised - self.predicted) / np.sqrt(self.variance + _NO_VARIANCE)
+        distance = (self.realised - self.predicted) / np.sqrt(self.variance + NO_VARIANCE)
         return np.where(self.num_rounds >= MIN_ROUNDS, distance, 0.0)
 
     @property
@@ -138,92 +133,6 @@ def is_compared(
     scores. So the first half of the positions counts alone.
     """
     return np.asarray(first_position < segment_first_position + num_positions // 2)
-
-
-def event_calibration(event: VerificationEvent) -> Calibration:
-    """Return the calibration of one segment; none of a request that was aborted or failed."""
-    rounds, windows, size = event.rounds, event.windows, len(event.drafters)
-    levels = event.num_speculative_tokens
-    is_short = event.num_positions < 4 * (levels + 1)
-    if is_short or event.finish_reason in (FinishReason.ABORTED, FinishReason.ERROR):
-        return Calibration.empty(size, levels)
-    row = np.searchsorted(windows.start, rounds.first_position)
-    is_there = np.append(windows.start, -1)[row] == rounds.first_position
-    is_there &= rounds.drafter_index != NO_DRAFTER
-    is_there &= is_compared(rounds.first_position, event.first_position, event.num_positions)
-    found = np.flatnonzero(is_there)
-    return calibration(
-        rounds.drafter_index[found],
-        rounds.num_draft_tokens[found],
-        rounds.num_accepted_tokens[found],
-        windows.acceptance_probability[row[found], :, rounds.drafter_index[found]],
-        num_drafters=size,
-    )
-
-
-class CalibrationMonitor:
-    """Watches the drafters of a stream of events and says once of each that is off.
-
-    What it has seen of a drafter begins anew with new weights. It is for operators: nothing that
-    is learned depends on it.
-    """
-
-    def __init__(self) -> None:
-        self._drafter_to_seen: dict[str, tuple[int, Calibration]] = {}
-        self._alarmed: set[str] = set()
-
-    @property
-    def drafter_to_calibration(self) -> Mapping[str, Calibration]:
-        """What was seen of every drafter's present weights, (1, K) each."""
-        return {drafter: seen for drafter, (_, seen) in self._drafter_to_seen.items()}
-
-    def observe(self, event: VerificationEvent) -> list[str]:
-        """Take an event, and log and return the ids of drafters found off for the first time."""
-        found = event_calibration(event)
-        newly_off = []
-        for index, drafter in enumerate(event.drafters):
-            seen = self._seen(drafter.drafter_id, drafter.weights_version, _row(found, index))
-            self._drafter_to_seen[drafter.drafter_id] = (drafter.weights_version, seen)
-            if seen.is_off.any() and drafter.drafter_id not in self._alarmed:
-                self._alarmed.add(drafter.drafter_id)
-                newly_off.append(drafter.drafter_id)
-                level = int(np.argmax(np.abs(seen.z[0])))
-                logger.warning(
-                    "drafter %s is accepted %.3f times as often at level %d as its scores say "
-                    "(%d rounds): it is scored on other inputs than it drafts from",
-                    drafter.drafter_id,
-                    seen.ratio[0, level],
-                    level + 1,
-                    seen.num_rounds[0, level],
-                )
-        return newly_off
-
-    def _seen(self, drafter_id: str, weights_version: int, new: Calibration) -> Calibration:
-        version, before = self._drafter_to_seen.get(drafter_id, (weights_version, new))
-        if drafter_id not in self._drafter_to_seen or version != weights_version:
-            return new
-        levels = max(before.predicted.shape[1], new.predicted.shape[1])
-        num_new = float(new.num_rounds[0, 0]) if new.num_rounds.size else 0.0
-        decay = 0.5 ** (num_new / HALF_LIFE_ROUNDS)
-        return _widened(before, levels).after(_widened(new, levels), decay=decay)
-
-
-def _row(found: Calibration, index: int) -> Calibration:
-    rows = slice(index, index + 1)
-    return Calibration(
-        **{name: getattr(found, name)[rows] for name in Calibration.__dataclass_fields__}
-    )
-
-
-def _widened(found: Calibration, num_levels: int) -> Calibration:
-    """Return the calibration with levels added that were never reached."""
-    missing = num_levels - found.predicted.shape[1]
-    return Calibration(
-        **{
-            name: np.pad(getattr(found, name), ((0, 0), (0, missing)))
-            for name in Calibration.__dataclass_fields__
-        }
-    )
 
 
 def _over_predicted(

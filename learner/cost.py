@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.feedback import aligned
+from learner.event_kernels import add_costs
 from schemas.events import CostModel, VerificationEvent
 
 FORGOTTEN_COUNT = 1e-9
@@ -67,19 +66,41 @@ class CostSums:
     ) -> CostSums:
         """Return the sums after one event.
 
+        Workers time the scoring of all drafters together, so every window that was scored for some
+        drafter carries the same share. The first pass of a request reads its prompt: it would make
+        decoding without a draft look as expensive as the prompt is long, and is left out.
+
         Args:
             event: Its rounds are measured; orphans' seconds are left out.
             positions: As ``learner.feedback.drafter_positions``.
             decay: Factor on all that was known before, in (0, 1].
         """
-        measured = _measured(event, positions, len(self.draft_seconds))
-        sums = {}
-        for name, before in self.arrays().items():
-            after = np.zeros(max(len(before), len(measured[name])))
-            after[: len(before)] = decay * before
-            after[: len(measured[name])] += measured[name]
-            sums[name] = after
-        return CostSums(**sums)
+        rounds = event.rounds
+        per_drafter = decay * np.array([getattr(self, name) for name in _PER_DRAFTER])
+        levels = max(len(self.verify_seconds), event.num_speculative_tokens + 1)
+        per_length = np.zeros((len(_PER_LENGTH), levels))
+        per_length[0, : len(self.verify_seconds)] = decay * self.verify_seconds
+        per_length[1, : len(self.verify_seconds)] = decay * self.num_verifications
+        add_costs(
+            np.ascontiguousarray(event.windows.acceptance_probability).view(np.uint16),
+            positions,
+            rounds.drafter_index,
+            rounds.num_draft_tokens,
+            rounds.draft_seconds,
+            rounds.verify_seconds,
+            rounds.first_position > event.num_prompt_tokens,
+            float(rounds.score_seconds.sum(dtype=np.float64)),
+            per_drafter,
+            per_length,
+        )
+        return CostSums(
+            draft_seconds=per_drafter[0],
+            num_draft_tokens=per_drafter[1],
+            score_seconds=per_drafter[2],
+            num_scored_windows=per_drafter[3],
+            verify_seconds=per_length[0],
+            num_verifications=per_length[1],
+        )
 
     def model(self) -> CostModel:
         """Return mean seconds; NaN = never measured."""
@@ -91,49 +112,11 @@ class CostSums:
 
 
 _PER_DRAFTER = ("draft_seconds", "num_draft_tokens", "score_seconds", "num_scored_windows")
+_PER_LENGTH = ("verify_seconds", "num_verifications")
 
 
 def _no_verifications(size: int) -> dict[str, NDArray[np.float64]]:
-    return {"verify_seconds": np.zeros(size), "num_verifications": np.zeros(size)}
-
-
-def _measured(
-    event: VerificationEvent, positions: NDArray[np.int64], num_drafters: int
-) -> dict[str, NDArray[np.float64]]:
-    """Return the sums of one event, per-drafter ones in the learner's order.
-
-    Workers time the scoring of all drafters together, so every window that was scored for some
-    drafter carries the same share. The first pass of a request reads its prompt: it would make
-    decoding without a draft look as expensive as the prompt is long, and is left out.
-    """
-    rounds, windows, size = event.rounds, event.windows, len(event.drafters)
-    drafted = rounds.num_draft_tokens.astype(np.int64)
-    has_drafter = rounds.drafter_index >= 0
-    drafter = rounds.drafter_index[has_drafter].astype(np.int64)
-    num_scored = (~np.isnan(windows.acceptance_probability)).any(axis=1).sum(axis=0)
-    share_seconds = float(rounds.score_seconds.sum(dtype=np.float64)) / max(num_scored.sum(), 1)
-    per_drafter = {
-        "draft_seconds": _sums(drafter, rounds.draft_seconds[has_drafter], size),
-        "num_draft_tokens": _sums(drafter, drafted[has_drafter], size),
-        "score_seconds": num_scored * np.float64(share_seconds),
-        "num_scored_windows": num_scored.astype(np.float64),
-    }
-    levels = event.num_speculative_tokens + 1
-    is_decoding = rounds.first_position > event.num_prompt_tokens
-    decoded = drafted[is_decoding]
-    return {
-        **{
-            name: aligned(values, positions, num_drafters, absent=0.0)
-            for name, values in per_drafter.items()
-        },
-        "verify_seconds": _sums(decoded, rounds.verify_seconds[is_decoding], levels),
-        "num_verifications": _sums(decoded, np.ones(len(decoded)), levels),
-    }
-
-
-def _sums(index: NDArray[np.int64], values: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Add up values by index, shape (size,)."""
-    return np.bincount(index, values, size).astype(np.float64)
+    return {name: np.zeros(size) for name in _PER_LENGTH}
 
 
 def _ratio(seconds: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,21 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.measures import (
-    Estimator,
-    acceptance_length_loss,
-    acceptance_loss,
-    expected_acceptance_length,
-    hybrid_loss,
-    policy_losses,
+from learner.event_kernels import (
+    FIRST_LOSS,
+    HYBRID_LOSS,
+    LENGTH_LOSS,
+    NO_LOSS,
+    measure_event,
 )
+from learner.measures import Estimator
 from learner.ports import ReceivedEvent
 from learner.selection.base import Loss
-from schemas.events import DrafterVersion, FinishReason, ScoredWindows, VerificationEvent, Watermark
+from learner.window_kernels import halves
+from schemas.events import DrafterVersion, FinishReason, VerificationEvent, Watermark
+
+POLICY_LOSSES: Mapping[Loss, int] = {
+    "first": FIRST_LOSS,
+    "length": LENGTH_LOSS,
+    "hybrid": HYBRID_LOSS,
+}
+CUT = (FinishReason.ABORTED, FinishReason.ERROR)
+"""How requests end whose last windows are shorter than the text would have been."""
 
 MAX_REMEMBERED_WORKERS = 4096
 """Workers whose newest sequence is remembered; beyond, the least recently heard is forgotten."""
@@ -92,84 +102,79 @@ class Contained:
         return Contained(offsets, latest)
 
 
-def window_losses(
-    windows: ScoredWindows,
-    num_speculative_tokens: int,
-    *,
-    estimator: Estimator = "exact",
-    length_weight: float = 1.0,
-) -> NDArray[np.float64]:
-    """Return the loss of every drafter on every window, in order of start.
+class EventLosses(NamedTuple):
+    """Losses of an event's windows in order, each (W, M) in the learner's order; NaN = asleep.
 
-    Args:
-        windows: Completed windows of K levels.
-        num_speculative_tokens: K.
-        estimator: How the acceptance length is estimated.
-        length_weight: Share of the length loss, in [0, 1]; the rest is the loss at level 1.
+    Windows that an abort or an error cut are left out. Empty, (0, M), where nothing can be drafted.
 
-    Returns:
-        Shape (W, N), in [0, 1]; NaN = the drafter was not scored on all levels of that window and
-        sleeps through it. Empty, shape (0, N), if K is 0: then nothing tells drafters apart.
+    Attributes:
+        evidence: What the stream's prior learns.
+        of_policy: What its policy learns; the same array if there is none to teach.
     """
-    acceptance = windows.acceptance_probability
-    if num_speculative_tokens == 0:
-        return np.empty((0, acceptance.shape[-1]))
-    length = expected_acceptance_length(
-        acceptance,
-        windows.realised_acceptance,
-        num_levels=windows.num_levels,
-        estimator=estimator,
-    )
-    length_loss = acceptance_length_loss(length, num_speculative_tokens)
-    return hybrid_loss(length_loss, acceptance_loss(acceptance), weight=length_weight)
+
+    evidence: NDArray[np.float64]
+    of_policy: NDArray[np.float64]
 
 
 def event_losses(
-    event: VerificationEvent, *, estimator: Estimator = "exact", length_weight: float = 1.0
-) -> NDArray[np.float64]:
-    """Return ``window_losses`` of the event's windows that are not censored.
+    event: VerificationEvent,
+    *,
+    places: NDArray[np.int64] | None = None,
+    num_drafters: int | None = None,
+    estimator: Estimator = "exact",
+    length_weight: float = 1.0,
+    policy_loss: Loss | None = None,
+) -> EventLosses:
+    """Measure the event's windows, once, for all that learn from them.
 
     A request that was aborted or failed did not end: its shortened windows were cut off, and
     how far a draft would have reached is unknown, so they are left out for all drafters.
 
+    Args:
+        event: Its windows are measured.
+        places: As ``drafter_positions``; None = the event's own order.
+        num_drafters: M of the learner; None = the event's.
+        estimator: How the acceptance length is estimated, for the evidence.
+        length_weight: Share of the length in the evidence, in [0, 1]; the rest is the loss at
+            level 1.
+        policy_loss: What the policy learns, as ``measures.policy_losses``; None = no policy.
+
     Raises:
         ValueError: If a loss is outside [0, 1], naming window and drafter.
     """
-    losses = window_losses(
-        event.windows,
-        event.num_speculative_tokens,
-        estimator=estimator,
-        length_weight=length_weight,
+    if not 0.0 <= length_weight <= 1.0:
+        raise ValueError(f"weight={length_weight} outside [0, 1]")
+    size = len(event.drafters)
+    width = size if num_drafters is None else num_drafters
+    if event.num_speculative_tokens == 0:
+        nothing = np.empty((0, width))
+        return EventLosses(nothing, nothing)
+    windows = event.windows
+    evidence = np.full((len(windows.start), width), np.nan)
+    of_policy = evidence if policy_loss is None else evidence.copy()
+    count, window, drafter, loss = measure_event(
+        halves(windows.acceptance_probability),
+        halves(windows.realised_acceptance),
+        windows.num_levels,
+        np.arange(size) if places is None else places,
+        event.finish_reason in CUT,
+        estimator == "published",
+        length_weight,
+        NO_LOSS if policy_loss is None else POLICY_LOSSES[policy_loss],
+        evidence,
+        of_policy,
     )
-    losses = losses[is_learned(event)[: len(losses)]]
-    good = np.isnan(losses) | ((losses >= 0.0) & (losses <= 1.0))
-    if not good.all():
-        window, drafter = (int(i) for i in np.argwhere(~good)[0])
+    if drafter >= 0:
         raise ValueError(
             f"{event.event_id}: loss of window {window} and drafter "
-            f"{event.drafters[drafter].drafter_id!r} is {losses[window, drafter]}, expected [0, 1]"
+            f"{event.drafters[drafter].drafter_id!r} is {loss}, expected [0, 1]"
         )
-    return losses
-
-
-def event_policy_losses(event: VerificationEvent, loss: Loss) -> NDArray[np.float64]:
-    """Return the losses of the event's windows as a policy learns them, (W, N); NaN = asleep.
-
-    Windows that an abort or an error cut are left out, as in ``event_losses``.
-    """
-    losses = policy_losses(
-        event.windows.acceptance_probability,
-        event.windows.realised_acceptance,
-        event.windows.num_levels,
-        loss=loss,
-        num_speculative_tokens=event.num_speculative_tokens,
-    )
-    return losses[is_learned(event)[: len(losses)]]
+    return EventLosses(evidence[:count], of_policy[:count])
 
 
 def is_learned(event: VerificationEvent) -> NDArray[np.bool_]:
     """Return which windows are not censored, (W,)."""
-    if event.finish_reason in (FinishReason.ABORTED, FinishReason.ERROR):
+    if event.finish_reason in CUT:
         return np.asarray(event.windows.num_levels == event.num_speculative_tokens)
     return np.ones(len(event.windows.start), dtype=np.bool_)
 
@@ -184,27 +189,3 @@ def drafter_positions(
     drafter_to_position = {drafter.drafter_id: index for index, drafter in enumerate(drafters)}
     found = [drafter_to_position.get(drafter.drafter_id, -1) for drafter in event_drafters]
     return np.array(found, dtype=np.int64)
-
-
-def aligned(
-    values: NDArray[np.float64],
-    positions: NDArray[np.int64],
-    num_drafters: int,
-    *,
-    absent: float = np.nan,
-) -> NDArray[np.float64]:
-    """Put the event's drafters, last axis, in the learner's order; ``absent`` where it has none.
-
-    Args:
-        values: Shape (..., N of the event).
-        positions: As ``drafter_positions`` returns, shape (N of the event,).
-        num_drafters: N of the learner.
-        absent: Value of drafters that the event does not list.
-
-    Returns:
-        Shape (..., N of the learner); orphans are left out.
-    """
-    result = np.full((*values.shape[:-1], num_drafters), absent)
-    is_kept = positions >= 0
-    result[..., positions[is_kept]] = values[..., is_kept]
-    return result

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.event_kernels import add_evidence
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriorSettings:
@@ -71,15 +73,8 @@ class StreamPrior:
         """
         if losses.shape[0] == 0:
             return self
-        is_awake = ~np.isnan(losses)
-        known = np.where(is_awake, losses, 0.0)
-        num_awake = np.maximum(is_awake.sum(axis=1), 1)
-        means = known.sum(axis=1) / num_awake
-        excess = np.where(is_awake, known - means[:, None], 0.0)
-        return StreamPrior(
-            settings.decay * self.excess_loss + excess.sum(axis=0),
-            settings.decay * self.num_windows + is_awake.sum(axis=0),
-        )
+        sums = add_evidence(losses, settings.decay, self.excess_loss, self.num_windows)
+        return StreamPrior(*sums)
 
     def with_new(self, num_new: int) -> StreamPrior:
         """Return the prior with drafters added at the end: average, and without history."""

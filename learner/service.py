@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from learner.calibration import CalibrationMonitor
+from learner.calibration_monitor import CalibrationMonitor
 from learner.feedback import Standing
 from learner.ports import EventSource, PolicyBoard, ReceivedEvent, RefusedEvents, Trainer
 from learner.stream_state import StreamSettings, StreamState

@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 
 from learner.carried import copied, over_pool, packed, unpacked
 from learner.cost import CostSums
-from learner.feedback import (
-    Contained,
-    aligned,
-    drafter_positions,
-    event_losses,
-    event_policy_losses,
-)
+from learner.feedback import Contained, drafter_positions, event_losses
 from learner.measures import Estimator
 from learner.ports import ReceivedEvent
 from learner.prior import PriorSettings, StreamPrior
@@ -42,7 +36,7 @@ class StreamSettings:
         policy: The policy that workers run. With scope ``stream`` the learner runs it too, over the
             windows of all workers, and publishes its state.
         admitted_drafter_ids: Drafters to learn about; None = all that events name.
-        estimator, length_weight: As ``learner.feedback.window_losses``.
+        estimator, length_weight: As ``learner.feedback.event_losses``.
         prior: How evidence becomes a prior.
     """
 
@@ -82,23 +76,30 @@ class StreamState:
         Raises:
             ValueError: If the event cannot be learned.
         """
-        event = received.event
+        event, carries = received.event, _is_carried(settings.policy)
+        pool = self if event.drafters == self.drafters else self._with_drafters_of(event, settings)
+        places = drafter_positions(event.drafters, pool.drafters)
         losses = event_losses(
-            event, estimator=settings.estimator, length_weight=settings.length_weight
+            event,
+            places=places,
+            num_drafters=len(pool.drafters),
+            estimator=settings.estimator,
+            length_weight=settings.length_weight,
+            policy_loss=settings.policy.loss if carries else None,
         )
-        state = self._with_drafters_of(event, settings)
-        positions = drafter_positions(event.drafters, state.drafters)
-        losses = aligned(losses, positions, len(state.drafters))
-        state = replace(
-            state,
+        state = StreamState(
+            stream=self.stream,
             version=self.version + 1,
-            prior=state.prior.learned(losses, settings.prior),
-            cost=state.cost.learned(event, positions, decay=settings.prior.decay),
-            policy=state._learned_policy(event, positions, settings.policy),
+            drafters=pool.drafters,
+            prior=pool.prior.learned(losses.evidence, settings.prior),
+            cost=pool.cost.learned(event, places, decay=settings.prior.decay),
+            policy=pool._learned_policy(event, places, losses.of_policy, settings.policy),
             contained=self.contained.with_event(received),
         )
+        if event.drafters == state.drafters:
+            return state, 0
         num_shadows = sum(map(is_shadow, event.drafter_ids))
-        num_orphans = int(np.count_nonzero(positions < 0)) - num_shadows
+        num_orphans = int(np.count_nonzero(places < 0)) - num_shadows
         return state._without_forgotten(event), num_orphans
 
     def _with_drafters_of(self, event: VerificationEvent, settings: StreamSettings) -> StreamState:
@@ -127,16 +128,19 @@ class StreamState:
         return self.policy if ids == known else over_pool(self.policy, known, ids)
 
     def _learned_policy(
-        self, event: VerificationEvent, positions: NDArray[np.int64], spec: PolicySpec
+        self,
+        event: VerificationEvent,
+        places: NDArray[np.int64],
+        losses: NDArray[np.float64],
+        spec: PolicySpec,
     ) -> CompiledPolicy | None:
         """Return the carried policy after one event; it starts with the first that has drafters."""
         if not _is_carried(spec) or not self.drafters:
             return None
         policy = copied(self.policy) if self.policy else spec.build(len(self.drafters))
-        losses = event_policy_losses(event, spec.loss)
-        policy.learn_windows(aligned(losses, positions, len(self.drafters)))
+        policy.learn_windows(losses)
         if policy.learns_rounds:
-            _learn_rounds(policy, event, positions)
+            _learn_rounds(policy, event, places)
         return policy
 
     def _without_forgotten(self, event: VerificationEvent) -> StreamState:

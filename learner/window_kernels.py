@@ -6,6 +6,7 @@ Scores are stored as float16, which the processor has no arithmetic for and nump
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,18 @@ def halves(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     out = np.empty(bits.size)
     scale_halves(words.view(np.float32), out)
     return out.reshape(values.shape)
+
+
+@compiled
+def half(bits: int) -> float:
+    """Return the value of one sign-free float16, exactly; NaN for a NaN."""
+    magnitude = int(bits) & 0x7FFF
+    if magnitude > FLOAT16_INFINITY:
+        return math.nan
+    exponent, fraction = magnitude >> 10, magnitude & 0x3FF
+    if exponent == 0:
+        return math.ldexp(float(fraction), -24)
+    return math.ldexp(float(0x400 + fraction), exponent - 25)
 
 
 @compiled

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from learner.calibration import (
     ALARM_Z,
     Calibration,
-    CalibrationMonitor,
     calibration,
-    event_calibration,
     is_compared,
 )
+from learner.calibration_monitor import HALF_LIFE_ROUNDS, CalibrationMonitor
 from schemas.events import NO_DRAFTER, AcceptanceRule, FinishReason, VerificationEvent
 from tests.replay.synthetic import make_request
 
@@ -183,6 +182,55 @@ def test_new_weights_begin_without_a_past() -> None:
     assert monitor.drafter_to_calibration["drafter-1"].num_rounds[0, 0] < before / 5
 
 
+def event_calibration(event: VerificationEvent) -> Calibration:
+    """Return what one segment says, from the definition."""
+    rounds, windows, size = event.rounds, event.windows, len(event.drafters)
+    row = np.searchsorted(windows.start, rounds.first_position)
+    is_there = np.append(windows.start, -1)[row] == rounds.first_position
+    is_there &= rounds.drafter_index != NO_DRAFTER
+    is_there &= is_compared(rounds.first_position, event.first_position, event.num_positions)
+    found = np.flatnonzero(is_there)
+    return calibration(
+        rounds.drafter_index[found],
+        rounds.num_draft_tokens[found],
+        rounds.num_accepted_tokens[found],
+        windows.acceptance_probability[row[found], :, rounds.drafter_index[found]],
+        num_drafters=size,
+    )
+
+
+def test_what_the_monitor_adds_up_is_what_the_definition_says() -> None:
+    monitor = CalibrationMonitor()
+    expected = [Calibration.empty(1, LEVELS)] * 2
+    for sequence in range(30):
+        event = sampled(sequence)
+        monitor.observe(event)
+        found = event_calibration(event)
+        for index, before in enumerate(expected):
+            new = Calibration(
+                predicted=found.predicted[index, None],
+                realised=found.realised[index, None],
+                variance=found.variance[index, None],
+                num_rounds=found.num_rounds[index, None],
+            )
+            decay = 0.5 ** (new.num_rounds[0, 0] / HALF_LIFE_ROUNDS)
+            expected[index] = before.after(new, decay=decay)
+    for index, wanted in enumerate(expected):
+        seen = monitor.drafter_to_calibration[f"drafter-{index}"]
+        for name in Calibration.__dataclass_fields__:
+            np.testing.assert_allclose(getattr(seen, name), getattr(wanted, name), rtol=1e-12)
+
+
+def test_a_deeper_pool_keeps_what_was_seen_of_the_first_levels() -> None:
+    monitor = CalibrationMonitor()
+    monitor.observe(sampled(0))
+    before = monitor.drafter_to_calibration["drafter-0"].num_rounds
+    deeper = make_request(hit_rates=[0.5, 0.8], num_tokens=9, sequence=1, num_speculative_tokens=9)
+    monitor.observe(deeper)
+    after = monitor.drafter_to_calibration["drafter-0"].num_rounds
+    np.testing.assert_array_equal(after, np.pad(before, ((0, 0), (0, 9 - LEVELS))))
+
+
 def test_the_past_fades() -> None:
     monitor = CalibrationMonitor()
     for sequence in range(150):
@@ -194,5 +242,10 @@ def test_the_past_fades() -> None:
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORTED, FinishReason.ERROR])
 def test_requests_that_did_not_end_by_themselves_are_left_out(reason: FinishReason) -> None:
-    assert event_calibration(sampled(0)).num_rounds.sum() > 0
-    assert event_calibration(sampled(0, finish_reason=reason)).num_rounds.sum() == 0
+    seen = {}
+    for finish_reason in (FinishReason.STOP, reason):
+        monitor = CalibrationMonitor()
+        monitor.observe(sampled(0, finish_reason=finish_reason))
+        seen[finish_reason] = monitor.drafter_to_calibration["drafter-1"].num_rounds.sum()
+    assert seen[FinishReason.STOP] > 0
+    assert seen[reason] == 0

@@ -11,12 +11,10 @@ from learner import feedback
 from learner.feedback import (
     Contained,
     Standing,
-    aligned,
     drafter_positions,
     event_losses,
-    event_policy_losses,
-    window_losses,
 )
+from learner.measures import acceptance_length_loss, expected_acceptance_length
 from learner.selection.base import Loss
 from schemas.codec import decode_policy_published, encode
 from schemas.events import AcceptanceRule, FinishReason, ScoredWindows, VerificationEvent
@@ -109,24 +107,25 @@ def test_losses_come_in_order_of_start_and_favour_long_drafts() -> None:
     acceptance[0, :, 1] = 1.0
     acceptance[1, :2, 2] = 1.0
     event = make_event(num_windows=2, acceptance_probability=acceptance)
-    np.testing.assert_allclose(event_losses(event), [[0.8, 0.0, 0.8], [0.8, 0.8, 0.4]])
+    np.testing.assert_allclose(event_losses(event).evidence, [[0.8, 0.0, 0.8], [0.8, 0.8, 0.4]])
 
 
 def test_the_loss_at_level_one_can_be_mixed_in() -> None:
     acceptance = np.zeros((1, 4, 1))
     acceptance[0, 0] = 1.0
     event = make_event(num_windows=1, num_drafters=1, acceptance_probability=acceptance)
-    np.testing.assert_allclose(event_losses(event, length_weight=0.25), [[0.25 * 0.6]])
+    losses = event_losses(event, length_weight=0.25).evidence
+    np.testing.assert_allclose(losses, [[0.25 * 0.6]])
 
 
 def test_windows_shortened_by_the_end_of_a_request_count_alike_for_all() -> None:
-    losses = event_losses(ending_with([4, 3, 1]))
+    losses = event_losses(ending_with([4, 3, 1])).evidence
     np.testing.assert_allclose(losses, np.tile([[0.0], [0.2], [0.6]], 3))
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORTED, FinishReason.ERROR])
 def test_windows_cut_off_by_an_abort_are_censored(reason: FinishReason) -> None:
-    losses = event_losses(ending_with([4, 3, 1], finish_reason=reason))
+    losses = event_losses(ending_with([4, 3, 1], finish_reason=reason)).evidence
     np.testing.assert_allclose(losses, np.zeros((1, 3)))
 
 
@@ -137,24 +136,38 @@ def test_truncated_windows_hide_the_better_drafter() -> None:
     hits[:, :1, 0] = generator.random((4000, 1)) < 0.75
     hits[:, :, 1] = generator.random((4000, 1)) < 0.7
     event = make_event(num_windows=4000, num_drafters=2, acceptance_probability=hits)
-    honest = event_losses(event).mean(axis=0)
-    truncated = window_losses(cut(event.windows, [1] * 4000), 4).mean(axis=0)
+    honest = event_losses(event).evidence.mean(axis=0)
+    shortened = cut(event.windows, [1] * 4000)
+    lengths = expected_acceptance_length(
+        shortened.acceptance_probability,
+        shortened.realised_acceptance,
+        num_levels=shortened.num_levels,
+    )
+    truncated = acceptance_length_loss(lengths, 4).mean(axis=0)
     assert honest[1] < honest[0] - 0.1
     assert truncated[1] > truncated[0]
 
 
 def test_without_levels_there_is_nothing_to_tell_drafters_apart() -> None:
     event = make_event(num_windows=0, num_speculative_tokens=0, num_drafters=2)
-    assert window_losses(event.windows, 0).shape == (0, 2)
+    assert event_losses(event).evidence.shape == (0, 2)
 
 
 def test_losses_are_aligned_by_drafter_id_and_orphans_left_out() -> None:
     known = make_drafters(4)
-    event_drafters = (known[3], make_drafters(6)[5], known[1])
-    positions = drafter_positions(event_drafters, known)
-    np.testing.assert_array_equal(positions, [3, -1, 1])
-    losses = aligned(np.array([[0.1, 0.2, 0.3]]), positions, 4)
-    np.testing.assert_array_equal(losses, [[NAN, 0.3, NAN, 0.1]])
+    drafters = (known[3], make_drafters(6)[5], known[1])
+    places = drafter_positions(drafters, known)
+    np.testing.assert_array_equal(places, [3, -1, 1])
+    event = make_event(
+        num_windows=1,
+        drafters=drafters,
+        num_speculative_tokens=1,
+        acceptance_rule=AcceptanceRule.SPECULATIVE_SAMPLING,
+        acceptance_probability=np.array([0.75, 0.5, 0.25]),
+    )
+    losses = event_losses(event, places=places, num_drafters=4, policy_loss="first")
+    np.testing.assert_array_equal(losses.evidence, [[NAN, 0.375, NAN, 0.125]])
+    np.testing.assert_array_equal(losses.of_policy, [[NAN, 0.75, NAN, 0.25]])
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("length", 0.6), ("first", 0.5), ("hybrid", 0.55)])
@@ -167,7 +180,8 @@ def test_a_policy_learns_the_loss_that_it_was_named_with(loss: Loss, expected: f
         acceptance_probability=np.array([[0.5], [0.5], [0.0], [1.0]]),
         realised_acceptance=np.array([[1.0], [0.0], [1.0], [1.0]]),
     )
-    np.testing.assert_allclose(event_policy_losses(event, loss), [[expected]] * 2)
+    losses = event_losses(event, policy_loss=loss).of_policy
+    np.testing.assert_allclose(losses, [[expected]] * 2)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +201,9 @@ def test_a_policy_does_not_learn_windows_that_an_abort_has_cut(
         realised_acceptance=scores,
     )
     cut = replace(event, windows=windows, finish_reason=reason)
-    assert len(event_policy_losses(cut, "first")) == num_learned
+    assert len(event_losses(cut, policy_loss="first").of_policy) == num_learned
 
 
 def test_a_policy_learns_nothing_where_nothing_can_be_drafted() -> None:
     event = make_event(num_windows=3, num_drafters=2, num_speculative_tokens=0)
-    assert event_policy_losses(event, "first").shape == (0, 2)
+    assert event_losses(event, policy_loss="first").of_policy.shape == (0, 2)

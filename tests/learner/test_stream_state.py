@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learner.carried import NEWCOMER_SHARE
-from learner.feedback import event_policy_losses
+from learner.feedback import event_losses
 from learner.selection import CompiledPolicy, parse_policy
 from learner.stream_state import StreamSettings, StreamState
 from schemas.codec import decode_policy_published, encode
@@ -141,7 +141,8 @@ def test_the_policy_learns_the_windows_of_all_workers_in_their_order() -> None:
     for sequence in range(6):
         event = event_of(sequence, POOL)
         state = after(state, replace(event, worker_id=f"worker-{sequence % 2}"))
-        by_hand.learn_windows(event_policy_losses(event, SETTINGS.policy.loss))
+        losses = event_losses(event, policy_loss=SETTINGS.policy.loss)
+        by_hand.learn_windows(losses.of_policy)
     assert carried(state).table.tobytes() == by_hand.table.tobytes()
     assert carried(state).numbers.tobytes() == by_hand.numbers.tobytes()
 
@@ -151,6 +152,18 @@ def test_a_state_is_not_changed_by_the_one_after_it() -> None:
     before = carried(state).table.tobytes()
     after(state, event_of(1, POOL))
     assert carried(state).table.tobytes() == before
+
+
+def test_invalid_losses_are_refused_and_change_nothing() -> None:
+    state = after(StreamState(stream="stream-a"), event_of(0, POOL[:2]))
+    before = encode(published(state))
+    event = event_of(1, POOL)
+    # Contracts keep such scores out; a state must not rest on that.
+    wrong = np.full_like(event.windows.acceptance_probability, 2.0)
+    object.__setattr__(event.windows, "acceptance_probability", wrong)
+    with pytest.raises(ValueError, match=r"loss of window 0 and drafter '.*' is -0"):
+        after(state, event)
+    assert encode(published(state)) == before
 
 
 def test_drafters_join_and_leave_the_policy_and_new_weights_change_nothing() -> None:
