@@ -55,6 +55,8 @@ class LearnerCounts:
         num_orphans: Drafters in learned events that the learner does not keep.
         num_miscalibrated: Drafters that were found to be accepted otherwise than scored.
         num_published: Policies published.
+        delay_events: Events of a stream that were learned between the policy that an event was
+            decided with and the event itself, added up over the learned events.
     """
 
     num_learned: int = 0
@@ -65,6 +67,7 @@ class LearnerCounts:
     num_orphans: int = 0
     num_miscalibrated: int = 0
     num_published: int = 0
+    delay_events: int = 0
 
 
 class PolicyLearner:
@@ -201,6 +204,7 @@ class PolicyLearner:
             self._stream_to_state[stream], orphans = state.learned(received, self._settings.streams)
             self._unpublished_streams.add(stream)
             self.counts.num_learned += 1
+            self.counts.delay_events += max(state.version - received.event.policy_version, 0)
             self.counts.num_orphans += orphans
             self.counts.num_miscalibrated += len(self._calibration.observe(received.event))
         return standing

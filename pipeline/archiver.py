@@ -10,6 +10,7 @@ import fcntl
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from pipeline.log_files import (
     publish_log_file,
     remove_unfinished,
 )
+from pipeline.loops import Loop
 from schemas.arrow import events_to_table
 
 MAX_BYTES_PER_FILE = 64 * 2**20
@@ -38,6 +40,8 @@ MESSAGES_PER_READ = 500
 IDLE_SECONDS = 0.1
 COMPACT_SECONDS = 600.0
 """Time between two looks for short files to merge."""
+LAG_SECONDS = 5.0
+"""Time between two looks at where the log ends."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
 
@@ -96,6 +100,8 @@ class Archiver:
         num_events: Events in the files written by this instance.
         num_files: Files written by this instance.
         num_dead_letters: Messages set aside by this instance.
+        kind_to_dead_letters: The same by ``pipeline.dead_letters.KINDS``.
+        lag_messages: Messages still to be read, as last looked.
         num_failures: Steps that failed and were, or will be, repeated: a full disk, a broker away.
         num_lost_offsets: Offsets that the log deleted before they were archived.
         num_merged_files: Short files that were merged into long ones.
@@ -126,6 +132,9 @@ class Archiver:
         self.num_events = 0
         self.num_files = 0
         self.num_dead_letters = 0
+        self.kind_to_dead_letters: Counter[str] = Counter()
+        self.lag_messages = 0
+        self._looked_seconds = float("-inf")
         self.num_failures = 0
         self.num_lost_offsets = 0
         self.num_merged_files = 0
@@ -138,19 +147,24 @@ class Archiver:
             self._lock_file.close()
             raise
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, loop: Loop | None = None) -> None:
         """Archive until ``stop`` is set, then archive what is left.
 
         A step that fails is logged, counted and repeated with growing pauses; nothing is lost.
         """
+        loop = loop or Loop("archiver")
         retry_seconds = FIRST_RETRY_SECONDS
         while not stop.is_set():
             try:
+                loop.move()
                 if not self.run_once():
                     stop.wait(IDLE_SECONDS)
+                self._look_if_due()
                 self._compact_if_due()
+                loop.recover()
                 retry_seconds = FIRST_RETRY_SECONDS
             except (OSError, EventLogError) as error:
+                loop.miss(str(error))
                 self._alarm(error, retry_seconds)
                 stop.wait(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, LAST_RETRY_SECONDS)
@@ -199,6 +213,15 @@ class Archiver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _look_if_due(self) -> None:
+        if self._clock() - self._looked_seconds < LAG_SECONDS:
+            return
+        self._looked_seconds = self._clock()
+        self.lag_messages = sum(
+            self._log.end_offset(self._topic, partition) - pending.next_offset
+            for partition, pending in self._partition_to_pending.items()
+        )
 
     def _compact_if_due(self) -> None:
         if self._clock() - self._compacted_seconds < COMPACT_SECONDS:
@@ -284,6 +307,7 @@ class Archiver:
         self.num_events += len(rows)
         self.num_files += 1
         self.num_dead_letters += len(letters)
+        self.kind_to_dead_letters.update(letter.kind for letter in letters)
 
     def _alarm(self, error: Exception, retry_seconds: float) -> None:
         self.num_failures += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -62,6 +63,7 @@ class LogEventSource:
 
     Attributes:
         num_dead_letters: Messages that could not be decoded and went to the dead letters.
+        kind_to_dead_letters: The same by ``pipeline.dead_letters.KINDS``.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LogEventSource:
         self._dead_letters = DeadLetterTopic(log)
         self._turn = 0
         self.num_dead_letters = 0
+        self.kind_to_dead_letters: Counter[str] = Counter()
 
     @property
     def partitions(self) -> Sequence[int]:
@@ -175,6 +178,7 @@ class LogEventSource:
         events, letters = decode_events(VERIFICATION_EVENTS, messages, table=self._log.schemas)
         self._dead_letters.set_aside(letters)
         self.num_dead_letters += len(letters)
+        self.kind_to_dead_letters.update(letter.kind for letter in letters)
         return events
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -92,54 +93,55 @@ def demo(
 @app.command(epilog="Example: [bold]draftloop learner --config draftloop.toml[/bold]")
 def learner(config: ConfigOption = None) -> None:
     """Learn selection and weights from verification events until told to stop."""
-    from pipeline.learning import run_learner
+    from pipeline.learning import LEARNER, run_learner
     from pipeline.logs import start_logging
+    from pipeline.services import open_page
     from pipeline.wiring import open_log_patiently
 
     settings = _settings(config)
     start_logging(settings.logs, "learner")
     stop = _stop_on_signals()
-    log = open_log_patiently(settings, stop)
-    if log is None:
-        return
-    try:
-        run_learner(settings, log, stop, progress=console.log)
-    finally:
-        log.close()
+    with open_page(settings, LEARNER) as page:
+        log = open_log_patiently(settings, stop, page.loops.loop(LEARNER))
+        if log is None:
+            return
+        with closing(log):
+            run_learner(settings, log, stop, progress=console.log, page=page)
 
 
 @app.command(epilog="Example: [bold]draftloop scheduler --config draftloop.toml[/bold]")
 def scheduler(config: ConfigOption = None) -> None:
     """Refresh heads, compact the log and report regret by the clock until told to stop."""
     from pipeline.schedule import run_scheduler
+    from pipeline.services import open_page
 
-    run_scheduler(_settings(config), _stop_on_signals())
+    settings = _settings(config)
+    with open_page(settings, "scheduler") as page:
+        run_scheduler(settings, _stop_on_signals(), page)
 
 
 @app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
 def archiver(config: ConfigOption = None) -> None:
     """Write verification events to the Parquet log until told to stop."""
     from pipeline.logs import start_logging
-    from pipeline.service_watch import ArchiverMetrics, metrics_page
+    from pipeline.service_watch import ArchiverMetrics
+    from pipeline.services import open_page
     from pipeline.wiring import build_archiver, open_log_patiently
 
     settings = _settings(config)
     start_logging(settings.logs, "archiver")
-    page = settings.metrics
     stop = _stop_on_signals()
-    log = open_log_patiently(settings, stop)
-    if log is None:
-        return
-    try:
+    with open_page(settings, "archiver") as page:
+        loop = page.loops.loop("archiver")
+        log = open_log_patiently(settings, stop, loop)
+        if log is None:
+            return
         with (
+            closing(log),
             build_archiver(settings, log) as service,
-            metrics_page(
-                ArchiverMetrics(service), page.host, page.archiver_port, "metrics.archiver_port"
-            ),
+            page.showing(ArchiverMetrics(service)),
         ):
-            service.run(stop)
-    finally:
-        log.close()
+            service.run(stop, loop)
 
 
 @app.command(

@@ -7,25 +7,43 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.eventlog.ports import EventLog, Message, StoredMessage
+from schemas.errors import ContractError
 from schemas.topics import DEAD_LETTERS
 
 LONGEST_REASON_CHARACTERS = 500
+
+OF_THE_FRAME = frozenset({"key", "value", "magic_byte", "schema_id", "schema_version", "body"})
+FIELD, UNFORESEEN, UNLEARNABLE = "field", "unforeseen", "unlearnable"
+KINDS = (*sorted(OF_THE_FRAME), FIELD, UNFORESEEN, UNLEARNABLE)
+"""What a message was refused for, in few words: metrics have a label of these."""
 
 _Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """A message that could not be decoded, where it came from and why it was refused."""
+    """A message that could not be decoded or learned, where it came from, and why.
+
+    Attributes:
+        kind: One of ``KINDS``.
+    """
 
     topic: str
     stored: StoredMessage
     reason: str
+    kind: str = UNLEARNABLE
 
     @property
     def place(self) -> _Place:
         """Topic, partition and offset: the letter's identity."""
         return self.topic, self.stored.partition, self.stored.offset
+
+
+def kind_of(error: Exception) -> str:
+    """Return what a message was refused for when decoding it raised ``error``."""
+    if not isinstance(error, ContractError):
+        return UNFORESEEN
+    return error.path if error.path in OF_THE_FRAME else FIELD
 
 
 class DeadLetters(Protocol):

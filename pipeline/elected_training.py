@@ -30,6 +30,7 @@ class ElectedTraining:
         refused: Keeps events that cannot be trained on.
 
     Attributes:
+        member: The membership; its user starts and closes it.
         is_active: This process trains; the others stand by.
         num_elections: How often it became the active one.
         num_untrainable: Events set aside.
@@ -46,7 +47,7 @@ class ElectedTraining:
     ) -> None:
         self._log = log
         self._build = build
-        self._member = member
+        self.member = member
         self._refused = refused
         self.is_active = False
         self.num_elections = 0
@@ -96,9 +97,9 @@ class ElectedTraining:
         return self.is_active
 
     def _heed_changes(self) -> None:
-        for change in self._member.take_changes():
+        for change in self.member.take_changes():
             self.is_active = change.kind is ChangeKind.ASSIGNED
             change.done.set()
             if self.is_active:
                 # A position to commit lets the group confirm us.
-                self._member.commit(0, 0)
+                self.member.commit(0, 0)

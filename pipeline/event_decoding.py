@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pipeline.dead_letters import DeadLetter
+from pipeline.dead_letters import DeadLetter, kind_of
 from pipeline.eventlog.ports import StoredMessage
 from schemas.arrow import LoggedEvent
 from schemas.avro import PACKAGED, SchemaTable
@@ -28,7 +28,9 @@ def decode_events(
             # A decoder that raises anything else has met bytes that nobody foresaw. They would
             # stop the loop at every restart, so they go the way of the others.
             reason = str(error) if isinstance(error, ContractError) else f"{error!r}"
-            letters.append(DeadLetter(topic=topic, stored=stored, reason=reason))
+            letters.append(
+                DeadLetter(topic=topic, stored=stored, reason=reason, kind=kind_of(error))
+            )
             place = f"{topic}/{stored.partition} offset {stored.offset}"
             logger.warning("%s, set aside: %s", place, reason)
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from learner.ports import PartitionOwner
@@ -29,6 +29,7 @@ class GroupEventSource:
 
     Attributes:
         num_dead_letters: Messages that could not be decoded and went to the dead letters.
+        kind_to_dead_letters: The same by ``pipeline.dead_letters.KINDS``.
         last_poll_seconds: Monotonic time of the last poll, for liveness.
     """
 
@@ -43,6 +44,7 @@ class GroupEventSource:
         self._partitions: set[int] = set()
         self._pending: deque[PartitionChange] = deque()
         self.num_dead_letters = 0
+        self.kind_to_dead_letters: Counter[str] = Counter()
         self.last_poll_seconds = time.monotonic()
         self._member.start()
 
@@ -55,6 +57,11 @@ class GroupEventSource:
     def lag_messages(self) -> int | None:
         """Messages still to be read, as last seen."""
         return self._reader.lag_messages
+
+    @property
+    def seconds_since_group(self) -> float:
+        """Seconds since the thread that keeps the membership last spoke with the group."""
+        return self._member.still_seconds
 
     @property
     def num_rebalances(self) -> int:
@@ -98,6 +105,7 @@ class GroupEventSource:
         events, letters = decode_events(VERIFICATION_EVENTS, messages, table=self._log.schemas)
         self._dead_letters.set_aside(letters)
         self.num_dead_letters += len(letters)
+        self.kind_to_dead_letters.update(letter.kind for letter in letters)
         return events
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -38,6 +40,7 @@ class LogInbox:
     Attributes:
         num_refused: Releases that could not be loaded.
         num_failed_looks: Looks at a log that could not be read.
+        withdrawn: Per drafter, versions beside or in its own place that were taken back.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class LogInbox:
         self._has_looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
         self._is_cut_off = False
+        self._looked_seconds = time.monotonic()
+        self.withdrawn: Counter[str] = Counter()
         self.num_refused = 0
         self.num_failed_looks = 0
 
@@ -75,6 +80,11 @@ class LogInbox:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
+
+    @property
+    def seconds_since_look(self) -> float:
+        """Seconds since policies and releases could last be read."""
+        return time.monotonic() - self._looked_seconds
 
     def take_policies(self) -> Sequence[PolicyPublished]:
         """Return the newest policy of every stream that has a new one."""
@@ -96,6 +106,7 @@ class LogInbox:
                     log = self._open_log()
                     policies, releases = PolicyFollower(log), ReleaseFollower(log)
                 self._look(policies, releases)
+                self._looked_seconds = time.monotonic()
                 self._is_cut_off = False
             except EventLogError as error:
                 self._bear(error)
@@ -135,6 +146,7 @@ class LogInbox:
             case ReleaseState.CANDIDATE:
                 return  # it is not on trial yet
             case _:
+                self.withdrawn[release.drafter_id] += 1
                 self._put(nothing_beside(release.drafter_id))
 
     def _take(self, release: DrafterReleased, placed: Callable[[Drafter], Drafter]) -> None:

@@ -16,14 +16,17 @@ from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
 from pipeline.locks import only_one
 from pipeline.outages import run_through_outages
-from pipeline.service_watch import LearnerMetrics, WatchedSource, metrics_page
+from pipeline.service_page import ServicePage
+from pipeline.service_watch import LearnerMetrics, WatchedSource
 from pipeline.settings import Settings
 from pipeline.wiring import Progress, build_learner, build_trainer, is_training
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
 
 if TYPE_CHECKING:
+    from pipeline.elected_training import ElectedTraining
     from pipeline.eventlog.kafka import KafkaEventLog
 
+LEARNER = "learner"
 JOIN_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
@@ -35,38 +38,50 @@ def run_learner(
     stop: threading.Event,
     *,
     progress: Progress | None = None,
+    page: ServicePage | None = None,
 ) -> None:
     """Learn until ``stop`` is set.
 
     Over the embedded log one process does all. Over a broker several share the partitions for
     selection, and one of those that may train (``learner.steps_per_event``) trains every drafter.
 
+    Args:
+        settings: Of the learner.
+        log: The event log.
+        stop: Ends it.
+        progress: Told what takes long.
+        page: Shows what it does.
+
     Raises:
         LockError: If another learner works on this embedded log.
     """
+    page = page or ServicePage()
     if not isinstance(log, EmbeddedEventLog):
-        _run_in_groups(settings, log, stop, progress)
+        _run_in_groups(settings, log, stop, progress, page)
         return
+    should_stop = page.loops.loop(LEARNER).moving(stop.is_set)
     # Two would both train and number every version.
     with only_one(settings.data, "learner", cure="end it, or use another data folder"):
         while not stop.is_set():
             try:
-                with _watched_learner(settings, log, progress=progress) as learner:
-                    learner.run(stop.is_set)
+                with _shown_learner(settings, log, page, progress=progress) as learner:
+                    learner.run(should_stop)
             except FencedError as error:
                 # No other learner works here: an operator has moved a drafter.
                 logger.warning("%s", error)
 
 
 @contextmanager
-def _watched_learner(
+def _shown_learner(
     settings: Settings,
     log: EventLog,
+    page: ServicePage,
     *,
     progress: Progress | None = None,
     source: EventSource | None = None,
+    training: ElectedTraining | None = None,
 ) -> Iterator[PolicyLearner]:
-    """Build the learner, and show on its port what it does."""
+    """Build the learner, and show on the page what it does."""
     watched: list[WatchedSource] = []
 
     def watch(one: EventSource) -> EventSource:
@@ -74,50 +89,60 @@ def _watched_learner(
         return watched[-1]
 
     learner = build_learner(settings, log, progress=progress, source=source, watch=watch)
-    metrics = LearnerMetrics(watched[0], learner.counts)
-    one = settings.metrics
-    with metrics_page(metrics, one.host, one.learner_port, "metrics.learner_port"):
+    metrics = LearnerMetrics(
+        watched[0], learner.counts, is_shared=source is not None, training=training
+    )
+    with page.showing(metrics):
         yield learner
 
 
 def _run_in_groups(
-    settings: Settings, log: EventLog, stop: threading.Event, progress: Progress | None
+    settings: Settings,
+    log: EventLog,
+    stop: threading.Event,
+    progress: Progress | None,
+    page: ServicePage,
 ) -> None:
     # Imported here: without a broker nothing of its client is loaded.
     from pipeline.eventlog.kafka import KafkaEventLog
     from pipeline.group_source import GroupEventSource
 
     assert isinstance(log, KafkaEventLog)
-    training = _Beside(lambda: _train(settings, log, stop, progress), stop)
-    if is_training(settings):
-        training.start()
+    training = _elected_training(settings, log, progress) if is_training(settings) else None
+    beside = _Beside(lambda: _train(training, stop, page), stop)
+    if training is not None:
+        beside.start()
     source = GroupEventSource(log)
+    page.loops.watch("membership", lambda: source.seconds_since_group)
     try:
-        with _watched_learner(settings, log, source=source) as learner:
-            run_through_outages("learner", learner.run, stop)
+        with _shown_learner(settings, log, page, source=source, training=training) as learner:
+            run_through_outages(LEARNER, learner.run, stop, page.loops.loop(LEARNER))
     finally:
         stop.set()
         source.close()
-        training.join()
+        beside.join()
 
 
-def _train(
-    settings: Settings, log: KafkaEventLog, stop: threading.Event, progress: Progress | None
-) -> None:
+def _elected_training(
+    settings: Settings, log: KafkaEventLog, progress: Progress | None
+) -> ElectedTraining:
     from pipeline.elected_training import GROUP, ElectedTraining
 
-    member = log.member(DRAFTER_RELEASES, GROUP)
-    training = ElectedTraining(
+    return ElectedTraining(
         log,
         lambda: build_trainer(settings, log, progress=progress),
-        member,
+        log.member(DRAFTER_RELEASES, GROUP),
         LogRefusedEvents(log),
     )
-    member.start()
+
+
+def _train(training: ElectedTraining | None, stop: threading.Event, page: ServicePage) -> None:
+    assert training is not None  # else it is not started
+    training.member.start()
     try:
-        run_through_outages("trainer", training.run, stop)
+        run_through_outages("trainer", training.run, stop, page.loops.loop("trainer"))
     finally:
-        member.close()
+        training.member.close()
 
 
 class _Beside:

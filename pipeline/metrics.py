@@ -42,12 +42,14 @@ class Reading:
     Attributes:
         counters, gauges: Name without prefix, help text, and a function that returns the value.
         drafter_gauges, drafter_counters: The same, with one value per drafter id.
+        kind_counters: The same, with one value per kind, of which there are few.
     """
 
     counters: Sequence[tuple[str, str, Callable[[], float]]] = ()
     gauges: Sequence[tuple[str, str, Callable[[], float]]] = ()
     drafter_gauges: Sequence[tuple[str, str, Callable[[], Values]]] = ()
     drafter_counters: Sequence[tuple[str, str, Callable[[], Values]]] = ()
+    kind_counters: Sequence[tuple[str, str, Callable[[], Values]]] = ()
 
 
 class WorkerMetrics(Collector):
@@ -249,13 +251,15 @@ def _read(reading: Reading) -> Iterable[Metric]:
         yield _counter(name, text, values())
     for name, text, values in reading.drafter_gauges:
         yield _gauge(name, text, values())
+    for name, text, values in reading.kind_counters:
+        yield _counter(name, text, values(), label="kind")
 
 
-def _counter(name: str, text: str, value: float | Values) -> Metric:
+def _counter(name: str, text: str, value: float | Values, *, label: str = "drafter") -> Metric:
     if isinstance(value, Mapping):
-        family = CounterMetricFamily(PREFIX + name, text, labels=("drafter",))
-        for drafter, one in value.items():
-            family.add_metric((drafter,), one)
+        family = CounterMetricFamily(PREFIX + name, text, labels=(label,))
+        for labelled, one in value.items():
+            family.add_metric((labelled,), one)
         return family
     return CounterMetricFamily(PREFIX + name, text, value=value)
 

@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pipeline.eventlog.ports import EventLogUnavailableError
+from pipeline.loops import Loop
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
@@ -18,41 +18,30 @@ HEALTHY_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Outages:
-    """What a service has met.
-
-    Attributes:
-        num_outages: Times that the event log could not be reached.
-        is_degraded: It cannot be reached just now.
-    """
-
-    num_outages: int = 0
-    is_degraded: bool = False
-
-
 def run_through_outages(
     name: str,
     run: Callable[[Callable[[], bool]], None],
     stop: threading.Event,
-    outages: Outages | None = None,
+    loop: Loop | None = None,
 ) -> None:
     """Run a service until ``stop``; where the log cannot be reached, begin again after a pause.
 
     Args:
         name: Names the service in the log.
-        run: Runs until its argument returns True. Begun again, it goes on from durable state, so
-            an outage is to it what a crash is.
+        run: Runs until its argument returns True, and asks it at every turn. Begun again, it goes
+            on from durable state, so an outage is to it what a crash is.
         stop: Ends it.
-        outages: Counts.
+        loop: Moves with it, and says what it lacks.
     """
-    outages = outages or Outages()
+    loop = loop or Loop(name)
     pause_seconds = FIRST_PAUSE_SECONDS
     while not stop.is_set():
         begun_seconds = time.monotonic()
 
         def should_stop(healthy_from: float = begun_seconds + HEALTHY_SECONDS) -> bool:
-            outages.is_degraded = outages.is_degraded and time.monotonic() < healthy_from
+            loop.move()
+            if loop.lacks and time.monotonic() >= healthy_from:
+                loop.recover()
             return stop.is_set()
 
         try:
@@ -61,8 +50,7 @@ def run_through_outages(
         except EventLogUnavailableError as error:
             if time.monotonic() - begun_seconds > LONGEST_PAUSE_SECONDS:
                 pause_seconds = FIRST_PAUSE_SECONDS
-            outages.num_outages += 1
-            outages.is_degraded = True
+            loop.miss(str(error))
             logger.warning("%s degraded, next try in %.1f s: %s", name, pause_seconds, error)
             stop.wait(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)

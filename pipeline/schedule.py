@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from apscheduler.events import (
@@ -23,8 +23,12 @@ from apscheduler.events import (
 )
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pipeline.locks import LockError, only_one
+from pipeline.loops import PREFIX
+from pipeline.service_page import ServicePage
 from pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -83,6 +87,7 @@ class Schedule:
     ) -> None:
         self._stop = threading.Event()
         self._max_job_seconds = max_job_seconds
+        self._job_to_began: dict[str, float] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
@@ -114,8 +119,26 @@ class Schedule:
             return self._stop.is_set() or time.monotonic() - began > self._max_job_seconds
 
         logger.info("job %s begins", name)
-        job(must_end)
+        self._job_to_began[name] = began
+        try:
+            job(must_end)
+        finally:
+            self._job_to_began.pop(name, None)
         logger.info("job %s took %.1f s", name, time.monotonic() - began)
+
+    @property
+    def overdue_seconds(self) -> float:
+        """Seconds since the scheduler should have begun a job, or a job should have ended.
+
+        Far beyond 0 its thread is dead, or a job has not heeded that its time was over.
+        """
+        if not self._scheduler.running:
+            return 0.0
+        now, clock = datetime.now(UTC), time.monotonic()
+        due = [job.next_run_time for job in self._scheduler.get_jobs() if job.next_run_time]
+        late = [(now - one).total_seconds() for one in due]
+        ends = [began + self._max_job_seconds for began in list(self._job_to_began.values())]
+        return float(max([0.0, *late, *(clock - end for end in ends)]))
 
     def run(self, stop: threading.Event) -> None:
         """Run the jobs until ``stop`` is set, then let the one at work end where it can."""
@@ -134,8 +157,30 @@ class Schedule:
             logger.error("job %s %s%s", event.job_id, outcome, f": {error}" if error else "")
 
 
-def run_scheduler(settings: Settings, stop: threading.Event) -> None:
-    """Run the jobs of the settings until ``stop`` is set.
+class ScheduleMetrics(Collector):
+    """What Prometheus reads of a scheduler."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        family = CounterMetricFamily(
+            PREFIX + "jobs", "Jobs by how they ended.", labels=("job", "outcome")
+        )
+        for (job, outcome), count in sorted(self._schedule.counts.items()):
+            family.add_metric((job, outcome), count)
+        yield family
+
+    def describe(self) -> Iterable[Metric]:
+        """Yield nothing: the names need no value to be known."""
+        return ()
+
+
+def run_scheduler(
+    settings: Settings, stop: threading.Event, page: ServicePage | None = None
+) -> None:
+    """Run the jobs of the settings until ``stop`` is set; ``page`` shows what becomes of them.
 
     Raises:
         ScheduleError: If none has a schedule.
@@ -149,7 +194,12 @@ def run_scheduler(settings: Settings, stop: threading.Event) -> None:
         misfire_seconds=one.misfire_seconds,
         max_job_seconds=one.max_job_seconds,
     )
-    with only_one(settings.data, "scheduler", cure="end it, or use another data folder"):
+    page = page or ServicePage()
+    page.loops.watch("scheduler", lambda: schedule.overdue_seconds)
+    with (
+        only_one(settings.data, "scheduler", cure="end it, or use another data folder"),
+        page.showing(ScheduleMetrics(schedule)),
+    ):
         schedule.run(stop)
 
 

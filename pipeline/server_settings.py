@@ -55,6 +55,10 @@ class MetricsSettings(Section):
     """Port of the learner's metrics; 0 = none."""
     archiver_port: int = Field(default=0, ge=0, le=65_535)
     """Port of the archiver's metrics; 0 = none."""
+    scheduler_port: int = Field(default=0, ge=0, le=65_535)
+    """Port of the scheduler's metrics; 0 = none."""
+    most_still_seconds: float = Field(default=120.0, gt=0, le=86_400)
+    """A service whose loop stands still for longer is unhealthy (`/healthz`)."""
 
 
 class SchemaRegistrySettings(Section):

@@ -1,23 +1,26 @@
-"""What can be seen of learner and archiver from outside: lag, delay, and when they last moved."""
+"""What can be seen of learner and archiver from outside: lag, delay, what they set aside."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from learner.ports import EventSource, PartitionOwner, ReceivedEvent
 from learner.service import LearnerCounts
 from pipeline.archiver import Archiver
-from pipeline.settings import SettingsError
+from pipeline.dead_letters import KINDS, UNLEARNABLE
+from pipeline.loops import PREFIX
+from schemas.topics import VERIFICATION_EVENTS
 
-PREFIX = "draftloop_"
+if TYPE_CHECKING:
+    from pipeline.elected_training import ElectedTraining
+
 LAG_SECONDS = 5.0
 """Time between two looks at where the log ends."""
 
@@ -64,9 +67,9 @@ class WatchedSource:
         return self._source.partitions
 
     @property
-    def seconds_since_poll(self) -> float:
-        """Seconds since the reader last asked."""
-        return self._monotonic() - self._polled_at
+    def kind_to_dead_letters(self) -> Mapping[str, int]:
+        """Messages that the source has set aside, by kind; none if it does not count them."""
+        return getattr(self._source, "kind_to_dead_letters", {})
 
     def listen(self, owner: PartitionOwner) -> None:
         """Tell ``owner`` of partitions that come and go."""
@@ -115,18 +118,58 @@ class WatchedSource:
 
 
 class LearnerMetrics(Collector):
-    """What Prometheus reads of a learner."""
+    """What Prometheus reads of a learner.
 
-    def __init__(self, watched: WatchedSource, counts: LearnerCounts) -> None:
+    Args:
+        watched: Its source.
+        counts: What it has done.
+        is_shared: Whether several learners share the partitions, so that one may be idle.
+        training: Of the trainer beside it, if this process may train.
+    """
+
+    def __init__(
+        self,
+        watched: WatchedSource,
+        counts: LearnerCounts,
+        *,
+        is_shared: bool = False,
+        training: ElectedTraining | None = None,
+    ) -> None:
         self._watched = watched
         self._counts = counts
+        self._is_shared = is_shared
+        self._training = training
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        watched = self._watched
-        for field in fields(self._counts):
-            name = "learner_events_" + field.name.removeprefix("num_")
-            yield _counter(name, f"Counted: {field.name}.", getattr(self._counts, field.name))
+        watched, counts = self._watched, self._counts
+        for field in fields(counts):
+            if field.name.startswith("num_"):
+                name = "learner_events_" + field.name.removeprefix("num_")
+                yield _counter(name, f"Counted: {field.name}.", getattr(counts, field.name))
+        yield from self._delays()
+        yield from _lag(sum(watched.partition_to_lag.values()))
+        lag = GaugeMetricFamily(
+            PREFIX + "learner_lag_events", "Events not read yet.", labels=("partition",)
+        )
+        for partition, events in sorted(watched.partition_to_lag.items()):
+            lag.add_metric((str(partition),), events)
+        yield lag
+        num_unlearnable = counts.num_refused + counts.num_untrainable
+        yield _dead_letters({**watched.kind_to_dead_letters, UNLEARNABLE: num_unlearnable})
+        num_owned = len(watched.partitions)
+        yield _gauge("learner_partitions", "Partitions that it owns.", num_owned)
+        is_idle = self._is_shared and not num_owned
+        yield _gauge("learner_idle", "1 if it shares partitions and has none.", float(is_idle))
+        if self._training is not None:
+            yield from _training(self._training)
+
+    def describe(self) -> Iterable[Metric]:
+        """Yield nothing: the names need no value to be known."""
+        return ()
+
+    def _delays(self) -> Iterable[Metric]:
+        watched, counts = self._watched, self._counts
         yield _counter("learning_delay_seconds_count", "Events read.", watched.num_events)
         yield _counter(
             "learning_delay_seconds_sum",
@@ -134,19 +177,12 @@ class LearnerMetrics(Collector):
             watched.delay_seconds_sum,
         )
         yield _counter("learning_clock_skew_events", "Events from the future.", watched.num_skewed)
-        yield _gauge(
-            "seconds_since_last_poll", "Since events were asked for.", watched.seconds_since_poll
+        yield _counter("learning_delay_events_count", "Events learned.", counts.num_learned)
+        yield _counter(
+            "learning_delay_events_sum",
+            "Events of the stream learned between an event's policy and it, over events learned.",
+            counts.delay_events,
         )
-        lag = GaugeMetricFamily(
-            PREFIX + "learner_lag_events", "Events not read yet.", labels=("partition",)
-        )
-        for partition, events in sorted(watched.partition_to_lag.items()):
-            lag.add_metric((str(partition),), events)
-        yield lag
-
-    def describe(self) -> Iterable[Metric]:
-        """Yield nothing: the names need no value to be known."""
-        return ()
 
 
 class ArchiverMetrics(Collector):
@@ -160,43 +196,45 @@ class ArchiverMetrics(Collector):
         for name, text in (
             ("num_events", "Events in files."),
             ("num_files", "Files written."),
-            ("num_dead_letters", "Messages set aside."),
             ("num_failures", "Steps that failed and are repeated."),
             ("num_lost_offsets", "Offsets deleted before they were archived."),
+            ("num_merged_files", "Short files merged into long ones."),
         ):
             yield _counter(
                 "archiver_" + name.removeprefix("num_"), text, getattr(self._archiver, name)
             )
+        yield _dead_letters(self._archiver.kind_to_dead_letters)
+        yield from _lag(self._archiver.lag_messages)
 
     def describe(self) -> Iterable[Metric]:
         """Yield nothing: the names need no value to be known."""
         return ()
 
 
-@contextmanager
-def metrics_page(collector: Collector, host: str, port: int, setting: str) -> Iterator[None]:
-    """Answer ``/metrics`` on a port for the length of the block; port 0 = not at all.
+def _training(training: ElectedTraining) -> Iterable[Metric]:
+    yield _gauge("trainer_active", "1 if it trains, 0 if it stands by.", float(training.is_active))
+    yield _counter("trainer_elections", "Times it became the active one.", training.num_elections)
+    yield _counter("trainer_fenced", "Times another had released meanwhile.", training.num_fenced)
+    yield _counter(
+        "trainer_events_untrainable", "Events set aside by the trainer.", training.num_untrainable
+    )
 
-    Raises:
-        SettingsError: If the port cannot be listened on.
-    """
-    if not port:
-        yield
-        return
-    registry = CollectorRegistry()
-    registry.register(collector)
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise SettingsError(
-            f"{setting} = {port}: cannot be listened on: {error.strerror}; name another port"
-        ) from error
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+
+def _lag(num_messages: int) -> Iterable[Metric]:
+    family = GaugeMetricFamily(
+        PREFIX + "consumer_lag_messages", "Messages of a topic not read yet.", labels=("topic",)
+    )
+    family.add_metric((VERIFICATION_EVENTS,), num_messages)
+    yield family
+
+
+def _dead_letters(kind_to_count: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        PREFIX + "dead_letters", "Messages set aside, by what was wrong.", labels=("reason",)
+    )
+    for kind in KINDS:
+        family.add_metric((kind,), kind_to_count.get(kind, 0))
+    return family
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -5,9 +5,12 @@ They stop in the order in which they stand here: who produces first, who consume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from pipeline.loops import Loops
+from pipeline.service_page import ServicePage, answering
 from pipeline.settings import Settings
 
 
@@ -76,11 +79,26 @@ def health_url(name: str, settings: Settings) -> str:
         KeyError: If there is no such service, or it answers on no port.
     """
     port = {
-        "worker": settings.server.port,
-        "learner": settings.metrics.learner_port,
-        "trainer": settings.metrics.learner_port,
-        "archiver": settings.metrics.archiver_port,
+        WORKER.name: settings.server.port,
+        LEARNER.name: settings.metrics.learner_port,
+        TRAINER.name: settings.metrics.learner_port,
+        ARCHIVER.name: settings.metrics.archiver_port,
+        SCHEDULER.name: settings.metrics.scheduler_port,
     }[name]
     if not port:
         raise KeyError(f"{name}: metrics.{name}_port is not set, so there is nothing to ask")
-    return f"http://127.0.0.1:{port}/{'readyz' if name == 'worker' else 'metrics'}"
+    return f"http://127.0.0.1:{port}/{'readyz' if name == WORKER.name else 'healthz'}"
+
+
+@contextmanager
+def open_page(settings: Settings, name: str) -> Iterator[ServicePage]:
+    """Show the page of a service for the length of the block, if its port is set.
+
+    Raises:
+        SettingsError: If the port cannot be listened on.
+    """
+    one = settings.metrics
+    page = ServicePage(Loops(one.most_still_seconds))
+    setting = f"{name}_port"
+    with answering(page, one.host, getattr(one, setting), f"metrics.{setting}"):
+        yield page

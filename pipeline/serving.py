@@ -206,9 +206,35 @@ def worker_metrics(
             ("requests_running", "Requests that take turns.", lambda: scheduler.num_running),
             ("requests_waiting", "Requests that wait.", lambda: scheduler.num_waiting),
             ("ready", "1 if requests are taken.", lambda: float(scheduler.is_ready)),
+            (
+                "seconds_since_last_look",
+                "Since policies and releases could last be read.",
+                lambda: inbox.seconds_since_look,
+            ),
         ),
         drafter_counters=(
             ("drafter_failures", "Requests lost.", lambda: {i: pool.failures[i] for i in ids}),
+            (
+                "versions_withdrawn",
+                "Versions that gate or operator took back, as seen here.",
+                lambda: {i: inbox.withdrawn[i] for i in ids},
+            ),
+        ),
+        kind_counters=(
+            (
+                "events_lost",
+                "Events that reach no learner, by why.",
+                lambda: {"queue": emitter.num_dropped, "unsendable": sender.num_unsendable},
+            ),
+            (
+                "events_trimmed",
+                "Events sent without some of their content, by what they lost.",
+                lambda: {
+                    "top_tokens": sender.num_with_fewer_top_tokens,
+                    "features": sender.num_without_features,
+                    "content": sender.num_without_content,
+                },
+            ),
         ),
     )
     return WorkerMetrics(ids, settings.worker.num_speculative_tokens, reading)

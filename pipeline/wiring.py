@@ -40,6 +40,7 @@ from pipeline.eventlog.opening import open_event_log
 from pipeline.eventlog.ports import EventLog, EventLogUnavailableError
 from pipeline.features import FeatureRecorder, RecordedFeatures
 from pipeline.inbox import LogInbox
+from pipeline.loops import Loop
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
 from pipeline.topics import TopicPlan, create_topics
@@ -96,17 +97,28 @@ def check_schemas(settings: Settings) -> list[str]:
     return incompatible_schemas(registry_client(settings))
 
 
-def open_log_patiently(settings: Settings, stop: threading.Event) -> EventLog | None:
+def open_log_patiently(
+    settings: Settings, stop: threading.Event, loop: Loop | None = None
+) -> EventLog | None:
     """Open the event log as soon as it can be reached, trying again with growing pauses.
+
+    Args:
+        settings: Of the event log.
+        stop: Ends it.
+        loop: Says meanwhile what is waited for.
 
     Returns:
         The log; None if ``stop`` was set before.
     """
+    loop = loop or Loop("opening")
     pause_seconds = FIRST_RETRY_SECONDS
     while not stop.is_set():
         try:
-            return open_log(settings)
+            log = open_log(settings)
+            loop.recover()
+            return log
         except EventLogUnavailableError as error:
+            loop.miss(str(error))
             logger.warning("degraded, next try in %.1f s: %s", pause_seconds, error)
             stop.wait(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LAST_RETRY_SECONDS)

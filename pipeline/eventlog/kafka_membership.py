@@ -96,6 +96,7 @@ class KafkaMembership:
         self._positions: dict[int, int] = {}
         self._confirmed_seconds = float("-inf")
         self._asked_seconds = time.monotonic()
+        self._moved_seconds = time.monotonic()
         self._wants_confirmation = threading.Event()
         self._has_answered = threading.Event()
         self._stop = threading.Event()
@@ -114,6 +115,11 @@ class KafkaMembership:
         """Partitions that the group gives to this member just now."""
         with self._lock:
             return frozenset(self._owned)
+
+    @property
+    def still_seconds(self) -> float:
+        """Seconds since its thread last went round; one that has died goes round no more."""
+        return time.monotonic() - self._moved_seconds
 
     def take_changes(self) -> list[PartitionChange]:
         """Return what has changed since the last call, oldest first.
@@ -160,6 +166,7 @@ class KafkaMembership:
     def _run(self) -> None:
         consumer = None
         while not self._stop.is_set():
+            self._moved_seconds = time.monotonic()
             try:
                 if consumer is None:
                     consumer = self._build()

@@ -7,25 +7,30 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 from typer.main import get_command
 
-from learner.ports import EventSource
 from learner.service import LearnerCounts
 from pipeline.archiver import Archiver
 from pipeline.cli import app
+from pipeline.elected_training import ElectedTraining
 from pipeline.health import NotHealthyError, check_health
 from pipeline.locks import only_one
+from pipeline.loops import Loops
 from pipeline.metrics import Reading, WorkerMetrics
+from pipeline.schedule import Schedule, ScheduleMetrics
 from pipeline.schedule_settings import ScheduleSettings
 from pipeline.server_settings import ServerSettings
 from pipeline.service_watch import ArchiverMetrics, LearnerMetrics, WatchedSource
 from pipeline.services import ARCHIVER, LEARNER, SCHEDULER, TRAINER, WORKER, health_url, services
 from pipeline.settings import PREFIX, Settings, load_settings
+from tests.learner.fakes import FakeEventLog, FakeEventSource
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -170,26 +175,35 @@ def test_prometheus_asks_services_at_their_ports() -> None:
     }
     learner = OURS["learner"]["environment"]["DRAFTLOOP_METRICS__LEARNER_PORT"]
     archiver = OURS["archiver"]["environment"]["DRAFTLOOP_METRICS__ARCHIVER_PORT"]
+    scheduler = OURS["scheduler"]["environment"]["DRAFTLOOP_METRICS__SCHEDULER_PORT"]
     assert targets == {
         f"worker:{Settings().server.port}",
         f"learner:{learner}",
         f"trainer:{learner}",
         f"archiver:{archiver}",
+        f"scheduler:{scheduler}",
     }
 
 
 def metric_names() -> set[str]:
     """Return what the services show, as Prometheus names it."""
-    watched = WatchedSource(cast(EventSource, None), lambda _: 0)
+    watched = WatchedSource(
+        FakeEventSource(FakeEventLog.of({0: []}), np.random.default_rng(0)), lambda _: 0
+    )
     archiver = cast(Archiver, zeros())
+    training = cast(ElectedTraining, zeros())
+    schedule = cast(Schedule, SimpleNamespace(counts={}))
     families = [
         *WorkerMetrics(["a"], 2, Reading()).collect(),
-        *LearnerMetrics(watched, LearnerCounts()).collect(),
+        *LearnerMetrics(watched, LearnerCounts(), training=training).collect(),
         *ArchiverMetrics(archiver).collect(),
+        *ScheduleMetrics(schedule).collect(),
+        *Loops().collect(),
     ]
     names = {one.name + ("_total" if one.type == "counter" else "") for one in families}
     serving = (ROOT / "pipeline" / "serving.py").read_text()
-    names |= {f"draftloop_{name}_total" for name in re.findall(r'"(\w+)",\s+"[A-Z]', serving)}
+    read = re.findall(r'"(\w+)",\s+"[A-Z]', serving)
+    names |= {f"draftloop_{name}{end}" for name in read for end in ("", "_total")}
     return names | {"up"}
 
 
@@ -197,8 +211,8 @@ def zeros() -> object:
     """Return what answers every attribute with 0."""
 
     class Zeros:
-        def __getattr__(self, name: str) -> int:
-            return 0
+        def __getattr__(self, name: str) -> Any:
+            return {} if name.startswith("kind_to") else 0
 
     return Zeros()
 
