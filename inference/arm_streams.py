@@ -52,7 +52,9 @@ class StreamArms:
         """Take note of a published policy; requests at work go on with theirs."""
         self._priors.update(policy)
 
-    def begin(self, stream: str, drafter_ids: Sequence[str]) -> Begun:
+    def begin(
+        self, stream: str, drafter_ids: Sequence[str], prompt_token_ids: Sequence[int]
+    ) -> Begun:
         """Start from the carried arms, or afresh from the prior, at what rounds cost now."""
         prior, version = self._priors.of(stream, drafter_ids)
         costs = self.costs(stream, drafter_ids)

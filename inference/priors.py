@@ -1,4 +1,4 @@
-"""What the requests of a worker start from: the published prior, and the carried policy."""
+"""What the requests of a worker start from: published priors, carried policies, and experts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.carried import NEWCOMER_SHARE, copied, over_pool
+from learner.request_start import MixedStart, StartExperts
 from learner.selection import CompiledPolicy, PolicySpec
-from learner.stream_state import carried_policy
+from learner.shared_prior import SharedPrior
+from learner.stream_state import carried_policy, published_prior
 from schemas.events import PolicyPublished
 
 __all__ = ["NEWCOMER_SHARE", "RequestStart", "StreamPolicies", "StreamPriors"]
@@ -68,14 +70,16 @@ class RequestStart:
     Attributes:
         policy: The request's own, to learn in place.
         carried: The state it starts from, to be logged; None = it starts afresh from the prior.
-        prior: The stream's prior over the pool, (N,).
+        prior: Chance of each drafter by what was known before the request, (N,).
         policy_version: Version of the published policy, 0 for none.
+        mixed: What the experts said, if they were asked.
     """
 
     policy: CompiledPolicy
     carried: CompiledPolicy | None
     prior: NDArray[np.float64]
     policy_version: int
+    mixed: MixedStart | None = None
 
 
 @dataclass(slots=True)
@@ -89,10 +93,11 @@ class _Own:
 class StreamPolicies:
     """Carries the policies of a worker's streams from request to request.
 
-    With scope ``stream`` a request starts from a copy of the stream's policy, which becomes the
-    request's own when it ends: of several at a time, the last to end wins. The learner runs
-    the same policy over the windows of all workers; its state is taken over once it contains all
-    that this worker has emitted of the stream, so nothing that was learned here is lost.
+    Unless its scope is ``request``, a request starts from a copy of the stream's policy, which
+    becomes the stream's when it ends: of several at a time, the last to end wins. With scope
+    ``both`` the copy first moves towards what experts say (``learner.request_start``). The learner
+    runs the same policy over the windows of all workers; its state is taken over once it contains
+    all that this worker has emitted of the stream, so nothing that was learned here is lost.
 
     Args:
         spec: The policy.
@@ -105,15 +110,33 @@ class StreamPolicies:
         self._priors = StreamPriors()
         self._stream_to_own: dict[str, _Own] = {}
         self._stream_to_sequence: dict[str, int] = {}
+        self._shared = SharedPrior()
+        self._experts = StartExperts(spec)
 
     def update(self, policy: PolicyPublished) -> None:
         """Take note of a published policy; requests at work go on with theirs."""
         self._priors.update(policy)
+        known = published_prior(policy)
+        if known is not None:
+            ids = [drafter.drafter_id for drafter in policy.drafters]
+            self._shared.update(policy.stream, ids, known)
 
-    def start(self, stream: str, drafter_ids: Sequence[str]) -> RequestStart:
+    def start(
+        self, stream: str, drafter_ids: Sequence[str], prompt_token_ids: Sequence[int] = ()
+    ) -> RequestStart:
         """Return what a request over these drafters starts from."""
         prior, version = self._priors.of(stream, drafter_ids)
         carried = self._carried(stream, drafter_ids)
+        if self._spec.scope == "both":
+            shared = self._shared.of(stream, drafter_ids)
+            mixed = self._experts.start(drafter_ids, carried, shared, prompt_token_ids)
+            return RequestStart(
+                policy=mixed.policy,
+                carried=None if carried is None else copied(mixed.policy),
+                prior=mixed.prior,
+                policy_version=version,
+                mixed=mixed,
+            )
         policy = (
             copied(carried)
             if carried
@@ -125,10 +148,25 @@ class StreamPolicies:
         """Note the sequence of the newest event of a stream."""
         self._stream_to_sequence[stream] = sequence
 
-    def finished(self, stream: str, policy: CompiledPolicy, drafter_ids: Sequence[str]) -> None:
-        """Let the policy of a request that has ended be the stream's."""
-        if self._spec.scope == "stream":
-            self._stream_to_own[stream] = _Own(policy, tuple(drafter_ids))
+    def finished(
+        self,
+        stream: str,
+        start: RequestStart,
+        first_losses: NDArray[np.float64],
+        drafter_ids: Sequence[str],
+    ) -> None:
+        """Let the policy of a request that has ended be the stream's.
+
+        Args:
+            stream: The stream.
+            start: What the request started from; its policy has learned since.
+            first_losses: Of the request's first windows, (W, N), from which the experts learn.
+            drafter_ids: The request's drafters, (N,).
+        """
+        if start.mixed is not None:
+            self._experts.learned(start.mixed, first_losses)
+        if self._spec.scope != "request":
+            self._stream_to_own[stream] = _Own(start.policy, tuple(drafter_ids))
 
     def _carried(self, stream: str, drafter_ids: Sequence[str]) -> CompiledPolicy | None:
         own, published = self._stream_to_own.get(stream), self._priors.newest(stream)

@@ -44,7 +44,9 @@ class Selection(Protocol):
     def update(self, policy: PolicyPublished) -> None:
         """Take note of a published policy; requests at work go on with theirs."""
 
-    def begin(self, stream: str, drafter_ids: Sequence[str]) -> Begun:
+    def begin(
+        self, stream: str, drafter_ids: Sequence[str], prompt_token_ids: Sequence[int]
+    ) -> Begun:
         """Return what a request over these drafters starts from."""
 
     def emitted(self, event: VerificationEvent) -> None:
@@ -69,17 +71,20 @@ class DrafterSelection:
         """Take note of a published policy."""
         self._streams.update(policy)
 
-    def begin(self, stream: str, drafter_ids: Sequence[str]) -> Begun:
+    def begin(
+        self, stream: str, drafter_ids: Sequence[str], prompt_token_ids: Sequence[int]
+    ) -> Begun:
         """Start from the carried policy, or afresh from the prior."""
-        start = self._streams.start(stream, drafter_ids)
+        start = self._streams.start(stream, drafter_ids, prompt_token_ids)
+        selector = RequestSelector(self._spec, start.policy, self._num_speculative_tokens)
         table, numbers = packed(start.carried)
         return Begun(
-            selector=RequestSelector(self._spec, start.policy, self._num_speculative_tokens),
+            selector=selector,
             table=table,
             numbers=numbers,
             prior=start.prior,
             policy_version=start.policy_version,
-            hand_back=lambda ids: self._streams.finished(stream, start.policy, ids),
+            hand_back=lambda ids: self._streams.finished(stream, start, selector.first_losses, ids),
         )
 
     def emitted(self, event: VerificationEvent) -> None:

@@ -230,7 +230,7 @@ class Worker:
     ) -> tuple[RequestRun, SegmentRecorder, Begun]:
         options, engine = self._options, self._options.engine
         ids = [version.drafter_id for version in self.pool.versions]
-        begun = self._selection.begin(request.stream, ids)
+        begun = self._selection.begin(request.stream, ids, request.prompt_token_ids)
         run = RequestRun(
             self.target,
             self.pool.of_request(request.request_id),

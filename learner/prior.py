@@ -21,12 +21,15 @@ class PriorSettings:
             that has watched a drafter for w windows weighs it so with strength η w.
         shrink_windows: Windows of "average drafter" that every drafter begins with, > 0.
         floor: Probability shared equally, in (0, 1]: no drafter gets less than floor / N.
+        from_other_domains: Part of what other domains' streams say that a new domain is expected
+            to share, in [0, 1]; the rest of its prior is "average drafter".
     """
 
     half_life_events: float = 8.0
     strength: float = 40.0
     shrink_windows: float = 16.0
     floor: float = 0.05
+    from_other_domains: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("half_life_events", "shrink_windows"):
@@ -36,6 +39,8 @@ class PriorSettings:
             raise ValueError(f"strength={self.strength}, expected >= 0 and finite")
         if not 0.0 < self.floor <= 1.0:
             raise ValueError(f"floor={self.floor} outside (0, 1]")
+        if not 0.0 <= self.from_other_domains <= 1.0:
+            raise ValueError(f"from_other_domains={self.from_other_domains} outside [0, 1]")
 
     @property
     def decay(self) -> float:
@@ -91,14 +96,21 @@ class StreamPrior:
     def log_weights(self, settings: PriorSettings) -> NDArray[np.float64]:
         """Return -strength x shrunk mean excess loss, normalised, shape (N,); all finite."""
         shrunk = self.excess_loss / (self.num_windows + settings.shrink_windows)
-        exponents = -settings.strength * shrunk
-        if not len(exponents):
-            return exponents
-        largest = exponents.max()
-        return np.asarray(exponents - largest - np.log(np.exp(exponents - largest).sum()))
+        return log_softmax(-settings.strength * shrunk)
 
     def probabilities(self, settings: PriorSettings) -> NDArray[np.float64]:
         """Return the floored probabilities, shape (N,), sum 1, each >= floor / N."""
-        weights = np.exp(self.log_weights(settings))
-        num_drafters = max(len(weights), 1)
-        return np.asarray((1.0 - settings.floor) * weights + settings.floor / num_drafters)
+        return floored(np.exp(self.log_weights(settings)), settings.floor)
+
+
+def log_softmax(exponents: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the logarithms of the distribution with these log-weights, shape (N,); all finite."""
+    if not len(exponents):
+        return exponents
+    largest = exponents.max()
+    return np.asarray(exponents - largest - np.log(np.exp(exponents - largest).sum()))
+
+
+def floored(probabilities: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
+    """Return the distribution with ``floor`` of its mass shared equally, shape (N,)."""
+    return np.asarray((1.0 - floor) * probabilities + floor / max(len(probabilities), 1))

@@ -20,6 +20,9 @@ from learner.selection.base import Loss
 from learner.walk import CHOICE_TO_MODE
 from schemas.events import NO_DRAFTER
 
+FIRST_WINDOWS = 64
+"""Windows of a request that say which start was right: later ones tell of later text."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
@@ -62,6 +65,8 @@ class RequestSelector:
         # A request begins with no drafter at work, so its first choice is no switch.
         self._last_index = -1
         self._last_probabilities = np.zeros(policy.num_drafters)
+        self._first_losses: list[NDArray[np.float64]] = []
+        self._num_first = 0
 
     @classmethod
     def fresh(
@@ -82,6 +87,12 @@ class RequestSelector:
     def learns_first_level(self) -> bool:
         """Whether level 1 of a window is all that it learns."""
         return self._loss == "first"
+
+    @property
+    def first_losses(self) -> NDArray[np.float64]:
+        """Losses of the first windows that it learned, (W, N), W at most ``FIRST_WINDOWS``."""
+        found = [np.empty((0, self.policy.num_drafters)), *self._first_losses]
+        return np.concatenate(found)[:FIRST_WINDOWS]
 
     def probabilities(self, is_awake: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the chance of every drafter to be chosen now, shape (N,); those asleep have none.
@@ -124,15 +135,17 @@ class RequestSelector:
         A policy that learns level 1 alone reads nothing else of them; where they start is read
         by policies over arms alone.
         """
-        self.policy.learn_windows(
-            policy_losses(
-                acceptance_probability,
-                realised_acceptance,
-                num_levels,
-                loss=self._loss,
-                num_speculative_tokens=self._num_speculative_tokens,
-            )
+        losses = policy_losses(
+            acceptance_probability,
+            realised_acceptance,
+            num_levels,
+            loss=self._loss,
+            num_speculative_tokens=self._num_speculative_tokens,
         )
+        self.policy.learn_windows(losses)
+        if self._num_first < FIRST_WINDOWS:
+            self._first_losses.append(losses)
+            self._num_first += len(losses)
 
     def end_round(
         self,

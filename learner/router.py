@@ -126,6 +126,23 @@ class Router:
         router._restore(requests, tokens)
         return router
 
+    @property
+    def num_drafters(self) -> int:
+        """Number of drafters N."""
+        return self._num_drafters
+
+    def with_new(self, num_drafters: int) -> Router:
+        """Return the router over more drafters, the new ones last; itself if there are none."""
+        num_new = num_drafters - self._num_drafters
+        if not num_new:
+            return self
+        state = self.state()
+        grown = {
+            name: np.pad(state[name], [(0, num_new)] + [(0, 0)] * (state[name].ndim - 1))
+            for name in ("requests", "tokens")
+        }
+        return Router.from_state({**state, **grown})
+
     def _restore(self, requests: NDArray[np.float64], tokens: NDArray[np.float64]) -> None:
         model = self._model
         for drafter_index in np.flatnonzero(requests):

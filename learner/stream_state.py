@@ -33,7 +33,7 @@ class StreamSettings:
     """What turns events into a state; two learners with equal settings reach equal states.
 
     Attributes:
-        policy: The policy that workers run. With scope ``stream`` the learner runs it too, over the
+        policy: The policy that workers run. If it is carried, the learner runs it too, over the
             windows of all workers, and publishes its state.
         admitted_drafter_ids: Drafters to learn about; None = all that events name.
         estimator, length_weight: As ``learner.feedback.event_losses``.
@@ -255,9 +255,17 @@ def carried_policy(published: PolicyPublished, spec: PolicySpec) -> CompiledPoli
     return policy
 
 
+def published_prior(published: PolicyPublished) -> StreamPrior | None:
+    """Return the evidence in a published policy, over ``published.drafters``; None without."""
+    shape = (len(published.drafters),)
+    found = [published.accumulators.get(name) for name in ("excess_loss", "num_windows")]
+    known = [values for values in found if values is not None and values.shape == shape]
+    return StreamPrior(*known) if len(known) == len(found) else None
+
+
 def _is_carried(spec: PolicySpec) -> bool:
     """Tell whether learners run the policy too; arms cost what they cost at one worker."""
-    return spec.scope == "stream" and spec.objective == "tokens"
+    return spec.scope != "request" and spec.objective == "tokens"
 
 
 def _learn_rounds(

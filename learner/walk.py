@@ -280,8 +280,8 @@ class WalkedRounds:
 class Walker:
     """Walks requests of one stream, one after the other, with one policy.
 
-    A policy of scope ``stream`` goes on where the request before ended; one of scope ``request``
-    starts each from its prior.
+    A policy of scope ``request`` starts each from its prior; any other goes on where the request
+    before ended.
 
     Args:
         spec: The policy.
@@ -311,6 +311,10 @@ class Walker:
     def policy(self) -> CompiledPolicy:
         """The policy as it is now."""
         return self._policy
+
+    def start_from(self, policy: CompiledPolicy) -> None:
+        """Let the next request begin with this policy, over the present pool; it is changed."""
+        self._policy = policy
 
     def _start(self, prior: ArrayLike | None) -> None:
         self._policy = self._spec.build(

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline import bench_cost, bench_recorded, bench_selection
+from pipeline import bench_cost, bench_recorded, bench_selection, bench_starts
 from pipeline.json_files import write_json
 from replay.errors import ReplayError
 
@@ -38,7 +38,10 @@ def run_selection_bench(
         raise ReplayError(f"source {source!r}, expected one of: {', '.join(SOURCES)}")
     seeds = tuple(range(num_seeds))
     if source == "synthetic":
-        result = bench_selection.run_synthetic(seeds=seeds, console=console)
+        result = bench_starts.merged(
+            bench_selection.run_synthetic(seeds=seeds, console=console),
+            bench_starts.run_starts(seeds, console),
+        )
     elif recording is None:
         raise ReplayError(
             "no recording is named: make one with 'draftloop bench pool', then --recording"

@@ -132,7 +132,14 @@ def synthetic_requests(
         if shift == "inside" and num_domains > 1:
             other = (domain + int(generator.integers(1, num_domains))) % num_domains
             domains[num_tokens // 3 : 2 * num_tokens // 3] = other
-        yield SyntheticRequest(trace_of_hits(_hits(pool, domains, generator)), domains)
+        yield SyntheticRequest(trace_of_domains(pool, domains, generator), domains)
+
+
+def trace_of_domains(
+    pool: SyntheticPool, domains: NDArray[np.int64], generator: np.random.Generator
+) -> WindowTrace:
+    """Draw a text whose positions have these domains, (P,), and return its windows."""
+    return trace_of_hits(_hits(pool, domains, generator))
 
 
 def _hits(

@@ -36,7 +36,7 @@ from replay.selectors import logged_selector
 from replay.summary import CalibrationRow, OffPolicyRow, ReplaySummary, RerunCheck
 from replay.tables import domain_rows, drafter_rows, stream_rows
 from replay.trace import Trace, TraceBuilder
-from replay.walks import PolicyWalks, WalkOptions, chooses_by_time, parsed
+from replay.walks import PolicyWalks, WalkOptions, chooses_by_time, parsed, starts_mixed
 from schemas.events import NO_DRAFTER
 
 MAX_EXAMPLES = 5
@@ -110,7 +110,8 @@ def analyse(
         ReplayError: If there is nothing to read, or a policy, drafter or stream is unknown.
     """
     asked = options or ReplayOptions(walks=WalkOptions(policies=tuple(policies)))
-    reader = LogReader(log, streams=asked.streams)
+    reads_prompts = any(starts_mixed(parsed(text)) for text in asked.walks.policies)
+    reader = LogReader(log, streams=asked.streams, reads_prompts=reads_prompts)
     refuse_unknown(reader, asked)
     builder, meter, calibrations = TraceBuilder(), CostMeter(), CalibrationMeter()
     check = _SelfCheck(asked.worker_selector, asked.max_relearned)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.shared_prior import domain_of
 from replay import comparators
 from replay.regret import ComparableRounds
 
 CLAIRVOYANT = "clairvoyant (ceiling)"
 SWITCHES_SHOWN = (1, 2, 4, 8, 16, 32, 64)
-
-_SEPARATORS = re.compile(r"[/:.]")
-
-
-def domain_of(stream: str) -> str:
-    """Return the domain of a stream: what follows its last ``/``, ``:`` or ``.``, or all of it."""
-    return _SEPARATORS.split(stream)[-1] or stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)

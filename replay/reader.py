@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay.errors import ReplayError
-from replay.segments import Segment, segment_of_row, segments_of_batch
+from replay.segments import PROMPT, Segment, segment_of_row, segments_of_batch
 from schemas.arrow import LoggedEvent, events_from_table
 from schemas.packing import EPOCH
 
@@ -113,12 +113,20 @@ class LogReader:
     Args:
         log: The data folder, its ``events`` folder, any folder below, or one file.
         streams: Only the events of these; None = all.
+        reads_prompts: Read the prompts of requests that consented too.
 
     Raises:
         ReplayError: If there is no such path or no Parquet file in it.
     """
 
-    def __init__(self, log: Path, *, streams: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *,
+        streams: Collection[str] | None = None,
+        reads_prompts: bool = False,
+    ) -> None:
+        self._reads_prompts = reads_prompts
         self._root, self._files = _find_files(log)
         self._log = log
         self._only = streams
@@ -221,9 +229,13 @@ class LogReader:
                 self._problems[path] = Problem(name=name, reason=reason)
 
     def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file in batches, without content, which replay never reads."""
+        """Yield the rows of one file in batches, of the content at most the prompts."""
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            names = [name for name in file.schema_arrow.names if not name.startswith("content_")]
+            names = [
+                name
+                for name in file.schema_arrow.names
+                if not name.startswith("content_") or (name == PROMPT and self._reads_prompts)
+            ]
             self._versions.add(_written_version(file.schema_arrow))
             size = _rows_per_batch(file.metadata, len(self._files))
             yield from file.iter_batches(batch_size=size, columns=names, use_threads=False)

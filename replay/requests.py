@@ -45,6 +45,7 @@ class RequestTrace:
             ``num_started_drafters``; empty = it started from the prior.
         policy_numbers: The rest of that state.
         num_started_drafters: Drafters of its first segment; they lead ``drafter_ids``.
+        prompt_token_ids: int32, if it consented and prompts were read; else empty.
         awake: Which drafters could be selected in each round, bool (R, N); None = not recorded.
         drafter_ids: Drafters of any segment, length N; ``rounds.drafter_index`` points into it.
         segment_versions: Weights version per segment and drafter, (G, N); -1 = not in the pool.
@@ -68,6 +69,7 @@ class RequestTrace:
     policy_table: NDArray[np.float64]
     policy_numbers: NDArray[np.float64]
     num_started_drafters: int
+    prompt_token_ids: NDArray[np.int32]
     awake: NDArray[np.bool_] | None
     drafter_ids: tuple[str, ...]
     segment_versions: NDArray[np.int64]
@@ -141,6 +143,7 @@ def join_segments(segments: Sequence[Segment | VerificationEvent]) -> RequestTra
         policy_table=first.policy_table,
         policy_numbers=first.policy_numbers,
         num_started_drafters=len(first.drafter_ids),
+        prompt_token_ids=first.prompt_token_ids,
         awake=_awake_by_round(ordered, places, len(drafter_ids)),
         drafter_ids=drafter_ids,
         segment_versions=np.array(

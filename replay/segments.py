@@ -23,6 +23,9 @@ from schemas.events import AcceptanceRule, FinishReason, Rounds, VerificationEve
 from schemas.packing import microseconds
 
 ROUND_FIELDS = tuple(field.name for field in fields(Rounds))
+PROMPT = "content_prompt_token_ids"
+"""The one column of content that a re-run may ask for."""
+
 CENSORED = (FinishReason.ABORTED, FinishReason.ERROR)
 
 _PLAIN = (
@@ -38,6 +41,10 @@ _OF_EVENT = (
 )
 
 
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+_NO_TOKENS.flags.writeable = False
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Segment:
     """What replay needs of one event; shapes and ranges as in ``VerificationEvent``.
@@ -51,6 +58,7 @@ class Segment:
             (F, R).
         windows: Start and number of levels of each window, int32 (2, W).
         acceptance_probability, realised_acceptance: float16 (W, K, N).
+        prompt_token_ids: int32, in the first segment if its content was read; else empty.
     """
 
     topic: str
@@ -82,6 +90,7 @@ class Segment:
     windows: NDArray[np.int32]
     acceptance_probability: NDArray[np.float16]
     realised_acceptance: NDArray[np.float16]
+    prompt_token_ids: NDArray[np.int32]
 
 
 def segment_of_event(
@@ -107,6 +116,7 @@ def segment_of_event(
         windows=np.array([event.windows.start, event.windows.num_levels], np.int32),
         acceptance_probability=event.windows.acceptance_probability,
         realised_acceptance=event.windows.realised_acceptance,
+        prompt_token_ids=_NO_TOKENS if event.content is None else event.content.prompt_token_ids,
     )
 
 
@@ -143,6 +153,7 @@ def _conformed_segments(batch: pa.RecordBatch) -> Iterator[Segment]:
     rules = batch.column("sampling_acceptance_rule").to_pylist()
     reasons = batch.column("finish_reason").to_pylist()
     ids = _Pools(batch.column("drafter_ids"))
+    prompts = batch.column(PROMPT)
     for index, values in enumerate(zip(*columns, strict=True)):
         if is_suspect[index]:
             _checked_event(batch, index)
@@ -151,6 +162,7 @@ def _conformed_segments(batch: pa.RecordBatch) -> Iterator[Segment]:
             is_censored=reasons[index] in CENSORED,
             is_deterministic=rules[index] != AcceptanceRule.SPECULATIVE_SAMPLING,
             drafter_ids=ids.of_row(index),
+            prompt_token_ids=_tokens(prompts, index),
             **_arrays_of_row(arrays, index, values[_SCALARS.index("num_speculative_tokens")]),
         )
 
@@ -194,6 +206,11 @@ def _empty(dtype: np.dtype[Any]) -> NDArray[Any]:
     empty: NDArray[Any] = np.empty(0, dtype=dtype)
     empty.flags.writeable = False
     return empty
+
+
+def _tokens(column: pa.LargeListArray, index: int) -> NDArray[np.int32]:
+    values = column[index].values
+    return _NO_TOKENS if values is None else np.array(values, dtype=np.int32)
 
 
 class _Pools:

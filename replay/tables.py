@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.measures import acceptance_rate
-from replay.hindsight import domain_of
+from learner.shared_prior import domain_of
 from replay.regret import ComparableRounds
 from replay.summary import ALL_STREAMS, DomainRow, DrafterRow, StreamRow
 from replay.trace import NO_WINDOW, Trace

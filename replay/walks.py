@@ -1,7 +1,8 @@
 """Other policies over the same text: every request decoded again on paper, with the same coins.
 
 ``learner.walk`` says how and why. A policy of scope ``stream`` goes on where the stream's request
-before ended, in order of completion; one of scope ``request`` starts every request anew.
+before ended, in order of completion; one of scope ``request`` starts every request anew; one of
+scope ``both`` goes on from what its experts make of the stream's state (``learner.request_start``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from learner.selection import PolicySpec, parse_policy
 from learner.selection.compiled import compiled
 from learner.selection.fixed import Fixed
+from learner.started_walks import StartedWalks, StreamEvidence
 from learner.walk import Coins, PreparedTrace, Walker, WindowTrace, prepare
 from replay.arm_walks import ArmPool, ArmRounds, ArmWalks
 from replay.block_sums import BlockSums
@@ -183,6 +185,12 @@ class PolicyWalks:
             for index, spec in enumerate(self.specs)
             if chooses_by_time(spec)
         }
+        self._evidence = StreamEvidence()
+        self._started_walks = {
+            index: StartedWalks(spec, self._evidence)
+            for index, spec in enumerate(self.specs)
+            if starts_mixed(spec)
+        }
         self.sums = [PolicySums() for _ in self.specs]
         self.logged = BlockSums(3)
         self._drafter_to_number = {} if drafter_to_number is None else drafter_to_number
@@ -215,6 +223,8 @@ class PolicyWalks:
                 self._walk(request, stream, index, fixed, _over(prepared, request, fixed), block)
             else:
                 self._walk(request, stream, index, stream.drafter_ids, over_pool, block)
+        if self._started_walks:
+            self._evidence.learn(request.stream, stream.drafter_ids, over_pool)
         rounds = request.rounds
         seconds = sum(
             float(values.sum(dtype=np.float64))
@@ -249,7 +259,17 @@ class PolicyWalks:
             )
             stream.walkers[index] = walker
         walker.change_pool(drafter_ids)
-        walked = walker.walk(prepared, block=block)
+        if index in self._started_walks:
+            walked = self._started_walks[index].walk(
+                request.stream,
+                drafter_ids,
+                walker,
+                prepared,
+                prompt_token_ids=request.prompt_token_ids.tolist(),
+                block=block,
+            )
+        else:
+            walked = walker.walk(prepared, block=block)
         numbers = [self._drafter_to_number.get(one, 0) for one in drafter_ids]
         self._count(
             request,
@@ -355,6 +375,11 @@ def parsed(text: str) -> PolicySpec:
 def chooses_by_time(spec: PolicySpec) -> bool:
     """Tell whether a policy chooses (drafter, K), so that costs must be known before."""
     return spec.objective == "seconds"
+
+
+def starts_mixed(spec: PolicySpec) -> bool:
+    """Tell whether a policy's requests start from what experts say, the prompt included."""
+    return spec.scope == "both"
 
 
 def _given(pool: ArmPool | None, spec: PolicySpec) -> ArmPool:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection.ada_normal_hedge import log_weight
-from learner.selection.base import CompiledPolicy, Row
+from learner.selection.base import PROBABILITIES, CompiledPolicy, Row
 from learner.selection.compiled import compiled
 
 LEARNING_RATES = (0.3, 1.0, 3.0, 8.0)
@@ -143,6 +143,7 @@ class AdaNormalHedgeGrid(CompiledPolicy):
     rows = (Row.DISTRIBUTION,) * (FIRST_LEARNER + NUM_LEARNERS)
     parameters: ClassVar[Mapping[str, float]] = {"memory": 0.995, "to_past": 0.9}
     num_counters = 3 * NUM_LEARNERS + 1
+    posteriors = (PROBABILITIES, *range(FIRST_LEARNER, FIRST_LEARNER + NUM_LEARNERS))
     scope = "stream"
     choice = "argmax"
     loss = "first"

@@ -22,7 +22,7 @@ from learner.selection.policy import PolicyState, RoundFeedback, checked_losses,
 
 PROBABILITIES, PRIOR = 0, 1
 
-Scope = Literal["request", "stream"]
+Scope = Literal["request", "stream", "both"]
 Choice = Literal["sample", "argmax", "sticky"]
 Loss = Literal["length", "first", "hybrid"]
 Objective = Literal["tokens", "seconds"]
@@ -53,6 +53,8 @@ class CompiledPolicy:
         rows: Meaning of every row of the table.
         parameters: Name and default of each parameter, stored first in ``numbers``.
         num_counters: Further numbers, 0 at the start.
+        posteriors: Rows that are beliefs about who is best now; empty = its state is not made of
+            them, so it cannot move towards what others believe.
         scope, choice, loss, objective: What it uses unless a specification says otherwise.
     """
 
@@ -63,6 +65,7 @@ class CompiledPolicy:
     rows: ClassVar[tuple[Row, ...]] = (Row.DISTRIBUTION, Row.DISTRIBUTION)
     parameters: ClassVar[Mapping[str, float]] = {}
     num_counters: ClassVar[int] = 0
+    posteriors: ClassVar[tuple[int, ...]] = ()
     scope: ClassVar[Scope] = "request"
     choice: ClassVar[Choice] = "sample"
     loss: ClassVar[Loss] = "length"
@@ -147,6 +150,11 @@ class CompiledPolicy:
             feedback.length_loss,
             feedback.agreement_loss,
         )
+
+    def move_towards(self, belief: NDArray[np.float64], share: float) -> None:
+        """Give ``share`` of every posterior, in [0, 1], to ``belief``, (N,), sum 1; in place."""
+        rows = list(self.posteriors)
+        self.table[rows] = (1.0 - share) * self.table[rows] + share * belief
 
     def state(self) -> PolicyState:
         """Return table and numbers."""

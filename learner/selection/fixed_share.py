@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.selection.base import CompiledPolicy
+from learner.selection.base import PROBABILITIES, CompiledPolicy
 from learner.selection.compiled import compiled
 
 LEARNING_RATE, SHARE = 0, 1
@@ -52,6 +52,7 @@ class FixedShare(CompiledPolicy):
     name = "fixed_share"
     kernel = staticmethod(learn)
     parameters: ClassVar[Mapping[str, float]] = {"learning_rate": 1.0, "share": 0.01}
+    posteriors = (PROBABILITIES,)
     scope = "stream"
     choice = "argmax"
     loss = "first"

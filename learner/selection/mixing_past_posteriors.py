@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.selection.base import CompiledPolicy, Row
+from learner.selection.base import PROBABILITIES, CompiledPolicy, Row
 
 LEARNING_RATE, SHARE, NUM_ROUNDS = 0, 1, 2
 PAST = 2
@@ -52,6 +52,7 @@ class MixingPastPosteriors(CompiledPolicy):
     rows = (Row.DISTRIBUTION, Row.DISTRIBUTION, Row.DISTRIBUTION)
     parameters: ClassVar[Mapping[str, float]] = {"learning_rate": 1.0, "share": 0.01}
     num_counters = 1
+    posteriors = (PROBABILITIES,)
     scope = "stream"
     choice = "argmax"
     loss = "first"

@@ -67,7 +67,9 @@ class PolicySpec:
         name: One of ``policy_names()``, or ``fixed``.
         drafter: The drafter of ``fixed``: its id, or its index where ids are unknown.
         parameters: Parameters that differ from the policy's own.
-        scope: Start every request afresh from the prior, or carry the state along the stream.
+        scope: Start every request afresh from the prior; or carry the state along the stream; or
+            do that and, at the start of each request, move it towards what a router and other
+            streams say (``learner.request_start``).
         choice: Draw from the probabilities, take the largest, or draw with as few switches as
             the same marginals allow.
         loss: What it learns of a window: its length, level 1 alone, or half of each.
@@ -160,6 +162,7 @@ def parse_policy(text: str) -> PolicySpec:
         else:
             parameters[key] = _parameter(text, policy, key, value)
     _refuse_seconds(text, policy, options)
+    _refuse_both(text, policy, options)
     kept = tuple((k, v) for k, v in parameters.items() if v != policy.parameters[k])
     return PolicySpec(name=name, parameters=kept, **options)
 
@@ -175,6 +178,13 @@ def _refuse_seconds(text: str, policy: type[CompiledPolicy], options: Mapping[st
             f"policy {text!r}: objective=seconds with scope={options['scope']}, expected "
             "scope=stream: the price of time is learned along a stream"
         )
+
+
+def _refuse_both(text: str, policy: type[CompiledPolicy], options: Mapping[str, str]) -> None:
+    """Refuse scope ``both`` for a policy whose state is no belief that could be moved."""
+    if options["scope"] == "both" and not policy.posteriors:
+        able = ", ".join(name for name, one in sorted(POLICIES.items()) if one.posteriors)
+        raise ValueError(f"policy {text!r}: scope=both, but it keeps sums; possible with: {able}")
 
 
 def _option(text: str, key: str, value: str) -> str:

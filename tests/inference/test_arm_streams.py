@@ -58,28 +58,28 @@ def test_published_seconds_are_charged_until_own_ones_are_measured() -> None:
 
 def test_a_request_goes_on_from_the_one_that_ended_before_it() -> None:
     streams = StreamArms(SPEC, 2)
-    begun = streams.begin("s", IDS)
+    begun = streams.begin("s", IDS, [])
     learner = arms_of(begun).learner
     scores = np.tile([0.0, 1.0], (20, 2, 1))
     learner.learn(scores, scores, np.full(20, 2), np.arange(20))
-    fresh = arms_of(streams.begin("s", IDS)).learner.policy.table
+    fresh = arms_of(streams.begin("s", IDS, [])).learner.policy.table
     assert not np.allclose(fresh, learner.policy.table)
     begun.hand_back(IDS)
     np.testing.assert_allclose(
-        arms_of(streams.begin("s", IDS)).learner.policy.table, learner.policy.table
+        arms_of(streams.begin("s", IDS, [])).learner.policy.table, learner.policy.table
     )
-    other = arms_of(streams.begin("other", IDS)).learner.policy.table
+    other = arms_of(streams.begin("other", IDS, [])).learner.policy.table
     np.testing.assert_allclose(other, fresh)
 
 
 def test_a_swapped_pool_takes_its_arms_along() -> None:
     streams = StreamArms(SPEC, 2)
-    begun = streams.begin("s", IDS)
+    begun = streams.begin("s", IDS, [])
     learner = arms_of(begun).learner
     scores = np.tile([0.0, 1.0], (40, 2, 1))
     learner.learn(scores, scores, np.full(40, 2), np.arange(40))
     begun.hand_back(IDS)
-    found = arms_of(streams.begin("s", IDS[::-1])).learner
+    found = arms_of(streams.begin("s", IDS[::-1], [])).learner
     ours = learner.probabilities(np.ones(2, dtype=np.bool_))
     theirs = found.probabilities(np.ones(2, dtype=np.bool_))
     assert theirs[1:3] == pytest.approx(ours[3:5])

@@ -108,13 +108,13 @@ def streams_of(name: str = GRID) -> StreamPolicies:
 
 def finish_request(streams: StreamPolicies, *, better: int, sequence: int) -> CompiledPolicy:
     """Serve a request in which one drafter is better than the others."""
-    policy = streams.start("s", IDS).policy
+    start = streams.start("s", IDS)
     losses = np.full((40, 3), 0.9)
     losses[:, better] = 0.1
-    policy.learn_windows(losses)
+    start.policy.learn_windows(losses)
     streams.emitted("s", sequence)
-    streams.finished("s", policy, IDS)
-    return policy
+    streams.finished("s", start, losses, IDS)
+    return start.policy
 
 
 def test_a_request_goes_on_where_the_one_before_it_ended() -> None:
@@ -132,12 +132,12 @@ def test_a_request_goes_on_where_the_one_before_it_ended() -> None:
 
 def test_of_requests_at_the_same_time_the_last_to_end_wins() -> None:
     streams = streams_of()
-    one, other = streams.start("s", IDS).policy, streams.start("s", IDS).policy
-    one.learn_windows(np.array([[0.0, 1.0, 1.0]]))
-    other.learn_windows(np.array([[1.0, 0.0, 1.0]]))
-    streams.finished("s", other, IDS)
-    streams.finished("s", one, IDS)
-    assert streams.start("s", IDS).policy.table.tolist() == one.table.tolist()
+    one, other = streams.start("s", IDS), streams.start("s", IDS)
+    for start, best in ((other, 0), (one, 1)):
+        losses = np.array([np.arange(3) != best], dtype=np.float64)
+        start.policy.learn_windows(losses)
+        streams.finished("s", start, losses, IDS)
+    assert streams.start("s", IDS).policy.table.tolist() == one.policy.table.tolist()
 
 
 def test_policies_of_scope_request_always_start_from_the_prior() -> None:
@@ -199,3 +199,46 @@ def test_a_newcomer_in_the_pool_enters_with_its_share() -> None:
     found = streams.start("s", ["drafter-1", "new", "drafter-0"]).policy.probabilities()
     kept = 1.0 - NEWCOMER_SHARE
     np.testing.assert_allclose(found, [0.6 * kept, NEWCOMER_SHARE, 0.4 * kept])
+
+
+def known(stream: str, mean_losses: list[float]) -> PolicyPublished:
+    """Return what a learner publishes of a stream with 500 windows of such losses."""
+    evidence = 500.0 * (np.array(mean_losses) - np.mean(mean_losses))
+    made = published([1 / 3] * 3, sequence=0, name="normal_hedge")
+    arrays = {"excess_loss": evidence, "num_windows": np.full(3, 500.0)}
+    return replace(made, stream=stream, accumulators=arrays)
+
+
+def test_a_new_tenant_starts_from_its_domain_with_scope_both_alone() -> None:
+    both, alone = streams_of(f"{GRID}:scope=both"), streams_of()
+    for streams in (both, alone):
+        streams.update(known("acme.code", [0.9, 0.1, 0.9]))
+        streams.update(known("acme.maths", [0.1, 0.9, 0.9]))
+    start = both.start("globex.code", IDS)
+    assert start.prior.argmax() == 1
+    assert start.carried is None
+    np.testing.assert_allclose(start.policy.probabilities(), start.prior)
+    assert alone.start("globex.code", IDS).prior.tolist() == [1 / 3] * 3
+
+
+def test_with_scope_both_a_request_moves_to_where_its_prompt_points() -> None:
+    streams = streams_of(f"{GRID}:scope=both")
+    for turn in range(40):
+        best = turn % 2
+        start = streams.start("s", IDS, [best] * 20)
+        losses = np.tile(np.where(np.arange(3) == best, 0.1, 0.9), (30, 1))
+        start.policy.learn_windows(losses)
+        streams.finished("s", start, losses, IDS)
+    start = streams.start("s", IDS, [0] * 20)
+    assert start.carried is not None
+    assert start.carried.table.tolist() == start.policy.table.tolist(), "what is logged is played"
+    np.testing.assert_allclose(start.policy.probabilities(), start.prior)
+    assert start.prior[0] > 0.9, "the state alone would still go for the drafter of the last text"
+
+
+def test_with_scope_both_a_worker_takes_over_what_is_published() -> None:
+    streams = streams_of(f"{GRID}:scope=both")
+    streams.update(published([0.2, 0.3, 0.5], sequence=0, name=f"{GRID}:scope=both"))
+    start = streams.start("s", IDS)
+    assert start.carried is not None
+    assert np.argsort(start.prior).tolist() == [0, 1, 2]

@@ -75,7 +75,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones(replay: Replay) -> Non
     line = replay.refusal("--policy", "hedge:learning_speed=1")
     assert "unknown key 'learning_speed', expected one of: learning_rate" in line
     line = replay.refusal("--policy", "hedge:scope=town")
-    assert "scope='town', expected request or stream" in line
+    assert "scope='town', expected request or stream or both" in line
 
 
 def test_unknown_drafters_and_streams_are_refused_with_the_known_ones(replay: Replay) -> None:

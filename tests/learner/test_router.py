@@ -108,3 +108,14 @@ def test_invalid_states_are_refused(router: Router) -> None:
         Router.from_state({**state, "settings": np.array([7.0, 4096.0, 256.0, 0.05])})
     with pytest.raises(ValueError, match=r"shape \(3, 9\), expected \(3, 4096\)"):
         Router.from_state({**state, "tokens": state["tokens"][:, :9]})
+
+
+def test_a_router_grows_and_forgets_nothing(router: Router) -> None:
+    grown = router.with_new(4)
+    assert grown.num_drafters == 4
+    assert router.with_new(3) is router
+    code = prompt(np.random.default_rng(3), CODE)
+    found, before = grown.probabilities(code), router.probabilities(code)
+    np.testing.assert_allclose(found[:3] - 0.05 / 4, before - 0.05 / 3, atol=1e-12)
+    grown.learn(code, 3)
+    assert grown.probabilities(code)[3] > found[3]

@@ -18,6 +18,7 @@ from replay.reader import LogReader, SequenceSet
 from schemas.arrow import LoggedEvent, events_to_table, write_table
 from schemas.events import VerificationEvent
 from tests.replay.synthetic import log, make_request, write_log
+from tests.schemas.builders import make_event
 
 
 def events(count: int, *, first: int = 0, worker_id: str = "worker-0") -> list[VerificationEvent]:
@@ -256,3 +257,14 @@ def test_a_sequence_set_is_a_set_in_disjoint_intervals(values: list[int]) -> Non
         expected.add(value)
     num_runs = sum(value - 1 not in expected for value in expected)
     assert found.num_intervals == num_runs
+
+
+def test_prompts_are_read_if_asked_for_and_nothing_else_of_the_content(tmp_path: Path) -> None:
+    event = make_event(with_content=True, segment_index=0)
+    assert event.content is not None
+    write_log(tmp_path, log([event]))
+    (asked,) = LogReader(tmp_path, reads_prompts=True).segments()
+    (mute,) = LogReader(tmp_path).segments()
+    np.testing.assert_array_equal(asked.prompt_token_ids, event.content.prompt_token_ids)
+    assert asked.prompt_token_ids.size > 0
+    assert mute.prompt_token_ids.size == 0

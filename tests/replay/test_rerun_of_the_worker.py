@@ -40,6 +40,7 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 POLICIES = [
     DEFAULT_POLICY,
+    f"{DEFAULT_POLICY}:scope=both",
     "normal_hedge",
     "hedge",
     "fixed_share:choice=sticky",

@@ -280,3 +280,42 @@ def test_every_policy_walks_every_kind_of_request(name: str) -> None:
 def test_invalid_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ReplayError, match=r"cannot re-run nobody: unknown policy.*hedge"):
         walks_of([], ["nobody"])
+
+
+def test_under_scope_both_a_new_tenant_starts_where_its_domain_stands() -> None:
+    both, rates = "ada_normal_hedge_grid:scope=both", np.full((2, 10), 0.6)
+    rates[0, 3] = rates[1, 7] = 0.95
+
+    def request(stream: str, domain: int, num_tokens: int, number: int) -> RequestTrace:
+        event = make_request(
+            hit_rates=rates[domain],
+            num_tokens=num_tokens,
+            sequence=number,
+            request_id=f"r{number}",
+            stream=f"{stream}.domain-{domain}",
+        )
+        return joined(event)
+
+    known = [request(f"tenant-{n // 2}", n % 2, 200, n) for n in range(6)]
+    new = [request(f"new-{n}", n % 2, 25, n) for n in range(6, 26)]
+
+    def num_rounds(policy: str) -> float:
+        rows = walks_of([*known, *new], [policy]).sums[0].counts.rows
+        return float(rows[len(known) :, ROUNDS].sum())
+
+    assert num_rounds(both) < 0.9 * num_rounds("ada_normal_hedge_grid")
+
+
+def test_under_scope_both_prompts_are_read_where_the_log_has_them() -> None:
+    rates = [[0.95, 0.1, 0.1], [0.1, 0.1, 0.95]]
+    requests = [
+        replace(
+            joined(make_request(hit_rates=rates[index % 2], num_tokens=40, seed=index)),
+            prompt_token_ids=np.full(9, index % 2, dtype=np.int32),
+        )
+        for index in range(60)
+    ]
+    mute = [replace(one, prompt_token_ids=np.empty(0, dtype=np.int32)) for one in requests]
+    both = "ada_normal_hedge_grid:scope=both"
+    assert length_of(requests, both) > 1.05 * length_of(mute, both)
+    assert length_of(mute, both) > 0.95 * length_of(mute, "ada_normal_hedge_grid")

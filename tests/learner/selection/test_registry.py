@@ -62,7 +62,7 @@ def test_the_default_tracks_along_the_stream() -> None:
         ("hegde", r"unknown policy 'hegde', expected one of: fixed:<drafter>, .*hedge, .*normal_h"),
         ("hedge:rate=1", r"'hedge:rate=1': unknown key 'rate', .*: learning_rate, scope, choice"),
         ("hedge:learning_rate=x", r"learning_rate='x' is no number"),
-        ("hedge:scope=tenant", r"scope='tenant', expected request or stream"),
+        ("hedge:scope=tenant", r"scope='tenant', expected request or stream or both"),
         ("hedge:choice", r"choice='', expected sample or argmax or sticky"),
         ("fixed_share:share=1", r"policy 'fixed_share': share=1\.0 outside \(0, 1"),
         ("fixed_share:learning_rate=nan", r"learning_rate=nan outside"),
@@ -99,8 +99,29 @@ def test_an_objective_of_seconds_is_read_and_written() -> None:
         ("exp3spec:scope=stream,objective=seconds", "learns rounds alone"),
         ("hedge:objective=seconds", "expected scope=stream"),
         ("hedge:objective=money", "objective='money'"),
+        ("ada_normal_hedge_grid:scope=both,objective=seconds", "expected scope=stream"),
     ],
 )
 def test_invalid_objectives_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_policy(text)
+
+
+@pytest.mark.parametrize("name", ["ada_normal_hedge_grid", "fixed_share", "mixing_past_posteriors"])
+def test_a_policy_of_beliefs_moves_towards_others_and_stays_a_distribution(name: str) -> None:
+    spec = parse_policy(f"{name}:scope=both")
+    assert str(spec) == f"{name}:scope=both"
+    policy = spec.build(3)
+    policy.learn_windows(np.tile([0.1, 0.9, 0.9], (20, 1)))
+    before = policy.probabilities()
+    policy.move_towards(np.array([0.0, 0.0, 1.0]), 0.4)
+    np.testing.assert_allclose(policy.probabilities(), 0.6 * before + [0.0, 0.0, 0.4])
+    np.testing.assert_allclose(policy.table.sum(axis=1), 1.0)
+    policy.learn_windows(np.tile([0.9, 0.9, 0.1], (30, 1)))
+    assert policy.probabilities().argmax() == 2
+
+
+def test_invalid_scope_both_names_the_policies_that_can() -> None:
+    able = "ada_normal_hedge_grid, fixed_share, mixing_past_posteriors"
+    with pytest.raises(ValueError, match=f"'hedge:scope=both': .* possible with: {able}"):
+        parse_policy("hedge:scope=both")
