@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -89,6 +90,30 @@ HEADS: Mapping[str, HeadKind] = {
 """Architectures by the name that releases carry."""
 
 
+class LendsRows(Protocol):
+    """A target as far as its heads need it: ``inference.target.Target``, or one inside vLLM."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the weights."""
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Hash of the token strings."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    def embedding_rows(self) -> torch.Tensor:
+        """Input embeddings, (V, H)."""
+
+    @property
+    def head_rows(self) -> torch.Tensor:
+        """Output head, (V, H)."""
+
+
 class HeadLoader:
     """Loads released heads for one target; heads of one draft vocabulary share its frozen rows.
 
@@ -97,7 +122,7 @@ class HeadLoader:
         registry: Where the artifacts are.
     """
 
-    def __init__(self, target: Target, registry: DrafterRegistry) -> None:
+    def __init__(self, target: LendsRows, registry: DrafterRegistry) -> None:
         self._target = target
         self._registry = registry
         self._vocabulary_to_rows: dict[str, FrozenRows] = {}

@@ -34,6 +34,7 @@ from pipeline.server_settings import (
     SchemaRegistrySettings,
     ServerSettings,
 )
+from pipeline.vllm_settings import VllmSettings
 
 PREFIX = "DRAFTLOOP_"
 NESTING = "__"
@@ -216,6 +217,7 @@ class Settings(Section):
     content: ContentSettings = ContentSettings()
     features: FeatureSettings = FeatureSettings()
     server: ServerSettings = ServerSettings()
+    vllm: VllmSettings = VllmSettings()
     metrics: MetricsSettings = MetricsSettings()
     logs: LogSettings = LogSettings()
 

@@ -1,0 +1,358 @@
+"""The rows of a batch, step by step: what was verified is learned, then each row is drafted for.
+
+A step is: take in what was emitted; see who has gone; choose (drafter, K) for every row by cost;
+draft. Everything a step needs is at hand or looked up in microseconds; events leave through a
+sink that returns at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.drafters.hydra import HydraDrafter
+from inference.vllm_plugin.choosing import pays_to_begin, token_price, worthwhile
+from inference.vllm_plugin.guard import Guard
+from inference.vllm_plugin.head_batch import RowHeads, learn_emitted
+from inference.vllm_plugin.heads_at_work import HeadsAtWork
+from inference.vllm_plugin.lookup import Certainty, Histories, RequestLookup
+from inference.vllm_plugin.lookup_kernels import LOOKUP, SUFFIX
+from inference.vllm_plugin.ports import Connection, RequestFacts, StepFacts
+from inference.vllm_plugin.reporting import Reporting
+from inference.vllm_plugin.row_recorder import RowRecorder, RowRound
+from inference.vllm_plugin.rows import RequestRow, RowBook, RowDraft, event_request_id
+from inference.vllm_plugin.runner_hook import sampling_rule, state_rows
+from inference.vllm_plugin.step_costs import StepCosts
+from schemas.events import NO_DRAFTER
+
+KIND_TO_LOOKUP = {"prompt_lookup": LOOKUP, "suffix": SUFFIX}
+
+LONGEST_IDLE_STEPS = 4096
+"""Steps without a token after which a request is taken for gone, where no ids are handed over."""
+
+
+class BatchDrafter:
+    """Drafts for the rows of one engine process.
+
+    Args:
+        connection: To the event log.
+        num_levels: K, most tokens of a draft.
+        max_positions: Most tokens of a request.
+        seed: Of the coins that choose what heads are scored on.
+
+    Attributes:
+        guard: What failed.
+        step_seconds, own_seconds: Seconds of the steps seen, and of ours between them.
+        part_seconds: Ours by part: taking in, choosing and drafting.
+    """
+
+    def __init__(
+        self, connection: Connection, *, num_levels: int, max_positions: int, seed: int = 0
+    ) -> None:
+        options = connection.options
+        self._connection = connection
+        self._num_levels = num_levels
+        self._max_positions = max_positions
+        self.guard = Guard(lambda kind: connection.counters.count("failures", drafter=kind))
+        kinds = [one.kind for one in options.pool]
+        self._lookup_places = tuple(
+            next((i for i, kind in enumerate(kinds) if KIND_TO_LOOKUP.get(kind) == lookup), -1)
+            for lookup in (LOOKUP, SUFFIX)
+        )
+        places = tuple(i for i, kind in enumerate(kinds) if kind == "hydra")
+        self.heads = HeadsAtWork(
+            places, num_levels, options.scoring_share, self.guard, np.random.default_rng(seed)
+        )
+        self.reporting = Reporting(connection, num_levels, self._lookup_places, places)
+        self._histories = Histories(options.history_bytes, is_shared=options.shares_streams)
+        self._certainty = Certainty()
+        self.costs = StepCosts()
+        self.book = RowBook()
+        self._num_slots = 1 << (options.segment_tokens + 4 * (num_levels + 1) + 8).bit_length()
+        self._last_end = 0.0
+        self._last_own = 0.0
+        self._last_rows: list[RequestRow | None] = []
+        self._is_running: Callable[[str], bool] | None = None
+        self.step_seconds = 0.0
+        self.own_seconds = 0.0
+        self.part_seconds = {"take_in": 0.0, "draft": 0.0, "score": 0.0}
+
+    def step(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens: NDArray[np.integer],
+        token_ids: NDArray[np.int32],
+        facts: StepFacts | None,
+    ) -> list[list[int]]:
+        """Take in a step and draft for the next.
+
+        Args:
+            sampled_token_ids: Tokens that each row emitted; empty while it reads its prompt.
+            num_tokens: Verified tokens of each row, those emitted included.
+            token_ids: (rows, positions), valid up to ``num_tokens``.
+            facts: What the runner handed over beside them.
+
+        Returns:
+            Draft tokens of every row.
+        """
+        began = time.perf_counter()
+        elapsed = began - self._last_end if self._last_end else 0.0
+        self._renew()
+        rows = self._rows(sampled_token_ids, num_tokens, token_ids, facts)
+        self._take_in(rows, sampled_token_ids, facts, elapsed)
+        self._retire(facts)
+        taken_in = time.perf_counter()
+        drafts = self._draft(rows, len(sampled_token_ids))
+        self.book.note_rows(rows)
+        self._last_rows = rows
+        self._last_end = time.perf_counter()
+        self._last_own = self._last_end - began
+        for request in rows:
+            if request is not None and request.draft.token_ids:
+                request.draft.draft_seconds = self._last_end - taken_in
+        self._note_times(taken_in - began, self._last_end - taken_in, elapsed)
+        return drafts
+
+    def close_idle(self) -> None:
+        """Report requests that have ended since the last step: the engine stands idle.
+
+        Without ids it cannot be told whether they have, so they wait for the next steps.
+        """
+        self._last_end = 0.0
+        if self._is_running is not None:
+            for request in self.book.requests:
+                if not self._is_running(request.key):
+                    self._end(request)
+
+    def close(self) -> None:
+        """Report all that is at work: the engine ends."""
+        for request in self.book.requests:
+            self._end(request)
+
+    def forget(self) -> None:
+        """Drop all requests at work: after a failure nothing is sure of them."""
+        for request in self.book.requests:
+            self.book.remove(request)
+        self.book.note_rows([])
+        self._last_rows, self._last_end = [], 0.0
+
+    def _renew(self) -> None:
+        """Take up releases; segments are cut, as an event names one version per drafter."""
+        arrived = [
+            one
+            for one in self._connection.inbox.take_drafters()
+            if self.heads.knows(one.version.drafter_id, self._connection.options.pool)
+        ]
+        self._connection.inbox.take_policies()
+        if arrived:
+            for request in self.book.requests:
+                self.reporting.cut(request)
+                request.recorder.skip_incomplete()
+                request.heads.asked.clear()
+            for drafter in arrived:
+                self.reporting.renew(drafter)
+                lent = drafter if isinstance(drafter, HydraDrafter) else None
+                self.heads.renew(drafter.version.drafter_id, lent)
+
+    def _rows(
+        self,
+        sampled: Sequence[Sequence[int]],
+        num_tokens: NDArray[np.integer],
+        token_ids: NDArray[np.int32],
+        facts: StepFacts | None,
+    ) -> list[RequestRow | None]:
+        """Return the request of every row that emitted something, begun where it is new."""
+        rows: list[RequestRow | None] = [None] * len(sampled)
+        emitting = [row for row, tokens in enumerate(sampled) if tokens]
+        before = [int(num_tokens[row]) - len(tokens) for row, tokens in enumerate(sampled)]
+        known = {} if facts else self.book.by_tokens(emitting, token_ids, before)
+        for row in emitting:
+            if before[row] < 1:
+                continue
+            key = facts.request_ids[row] if facts else ""
+            request = self.book.by_id(key) if facts else known.get(row)
+            if request is not None and not request.continues_in(token_ids[row], before[row]):
+                # vLLM has rewritten it, or a row's tokens are not what they were.
+                self._end(request)
+                request = None
+            if request is None:
+                request = self._begin(key, token_ids[row, : before[row]], facts)
+            rows[row] = request
+        return rows
+
+    def _begin(self, key: str, prompt: NDArray[np.int32], facts: StepFacts | None) -> RequestRow:
+        options = self._connection.options
+        known = facts.request(key) if facts else RequestFacts(sampling=sampling_rule(0.0, 1.0, 0))
+        stream = known.stream or options.default_stream
+        lookup = RequestLookup(
+            np.array(prompt, dtype=np.int32),
+            self._num_levels,
+            self._num_slots,
+            self._histories.of(stream),
+            self._certainty,
+        )
+        recorder = RowRecorder(
+            self.reporting.facts,
+            request_id=self.reporting.request_id(event_request_id(key) if key else ""),
+            stream=stream,
+            request=known,
+            lookup=lookup,
+            has_content=stream in options.consenting_streams,
+        )
+        heads = RowHeads.fresh(self.heads.num_heads)
+        request = RequestRow(key, known, lookup, recorder, heads)
+        self.book.add(request)
+        return request
+
+    def _take_in(
+        self,
+        rows: Sequence[RequestRow | None],
+        sampled: Sequence[Sequence[int]],
+        facts: StepFacts | None,
+        elapsed: float,
+    ) -> None:
+        places = None
+        if facts is not None and facts.states is not None:
+            counts = [len(tokens) for tokens in sampled]
+            places = state_rows(counts, facts.num_draft_tokens, len(facts.states))
+        num_rows = sum(request is not None for request in rows)
+        num_drafted = num_emitted = 0
+        for row, request in enumerate(rows):
+            if request is None:
+                continue
+            emitted = np.array(sampled[row], dtype=np.int32)
+            verified = None
+            if facts is not None:
+                verified = facts.num_draft_tokens[row] if facts.num_draft_tokens else 0
+            states = None
+            if places is not None and facts is not None and facts.states is not None:
+                states = facts.states[places[row] : places[row] + emitted.size]
+            drafted = self._verified(request, emitted, states, verified, elapsed, num_rows)
+            num_drafted += drafted
+            num_emitted += emitted.size
+        if self._is_plain(rows, facts, num_drafted) and elapsed > 0.0:
+            self.costs.observe(num_rows, num_drafted, num_emitted, elapsed, self._last_own)
+        self.step_seconds += elapsed + self._last_own if elapsed else 0.0
+
+    def _verified(
+        self,
+        request: RequestRow,
+        emitted: NDArray[np.int32],
+        states: torch.Tensor | None,
+        num_verified: int | None,
+        elapsed: float,
+        num_rows: int,
+    ) -> int:
+        """Take in one row; return how many of its drafted tokens were verified."""
+        if self.reporting.is_full(request):
+            # Not before it goes on: what stands behind the end of a request is no output.
+            self.guard.run("emit", lambda: self.reporting.cut(request), None)
+        draft = request.draft
+        drafted = len(draft.token_ids) if num_verified is None else num_verified
+        # vLLM may verify fewer than were drafted: a grammar, or the end of the context.
+        drafted = max(drafted, emitted.size - 1) if draft.token_ids else 0
+        request.recorder.add_round(
+            RowRound(
+                first_position=request.lookup.num_tokens,
+                drafter_index=draft.drafter_index if draft.token_ids else NO_DRAFTER,
+                num_draft_tokens=drafted,
+                num_accepted_tokens=min(emitted.size - 1, drafted),
+                num_emitted_tokens=emitted.size,
+                draft_seconds=draft.draft_seconds,
+                verify_seconds=elapsed,
+                score_seconds=0.0,
+                batch_size=num_rows,
+                score_probability=draft.score_probability,
+            ),
+            states,
+        )
+        self.reporting.count_round(request, drafted, int(emitted.size))
+        learn_emitted(self.heads.records, request.heads, emitted)
+        request.lookup.advance(emitted)
+        request.state = None if states is None or not len(states) else states[-1]
+        request.draft = RowDraft()
+        request.num_idle_steps = 0
+        return drafted
+
+    def _is_plain(
+        self, rows: Sequence[RequestRow | None], facts: StepFacts | None, num_drafted: int
+    ) -> bool:
+        """Tell whether the step only went on with the rows of the step before."""
+        if any(request is None for request in rows) or len(rows) != len(self._last_rows):
+            return False
+        if facts is not None and facts.num_scheduled_tokens:
+            return facts.num_scheduled_tokens == len(rows) + num_drafted
+        return {id(one) for one in rows} == {id(one) for one in self._last_rows}
+
+    def _retire(self, facts: StepFacts | None) -> None:
+        """Report requests that have ended."""
+        self._is_running = None if facts is None else facts.is_running
+        for request in self.book.requests:
+            if facts is not None:
+                has_ended = not facts.is_running(request.key)
+            else:
+                request.num_idle_steps += 1
+                has_ended = request.num_idle_steps > LONGEST_IDLE_STEPS
+            if has_ended:
+                self._end(request)
+
+    def _end(self, request: RequestRow) -> None:
+        self.book.remove(request)
+        self.guard.run("emit", lambda: self.reporting.end(request, self._max_positions), None)
+        request.lookup.share()
+
+    def _draft(self, rows: Sequence[RequestRow | None], size: int) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in range(size)]
+        working = [(row, request) for row, request in enumerate(rows) if request is not None]
+        if not working or self._num_levels == 0:
+            return drafts
+        requests = [request for _, request in working]
+        cost, rate = self.costs.cost(len(requests)), self.costs.rate(len(requests))
+        price = token_price(cost, rate)
+        room = np.array([self._room(request) for request in requests])
+        chances = np.stack([request.lookup.chances for request in requests])
+        for lookup, place in enumerate(self._lookup_places):
+            if place < 0:
+                chances[:, lookup] = 0.0
+        levels, values = worthwhile(chances, room, price)
+        best = values.argmax(axis=1)
+        index = np.arange(len(requests))
+        lookup_values = values[index, best]
+        by_head = self.heads.draft(requests, room, lookup_values, price, cost, rate)
+        all_values = np.maximum(lookup_values, [one.value for one in by_head])
+        if not pays_to_begin(all_values, cost, rate):
+            return drafts
+        for at, (row, request) in enumerate(working):
+            head = by_head[at]
+            if head.value > lookup_values[at]:
+                chosen = replace(request.draft, drafter_index=head.place, token_ids=head.token_ids)
+            elif levels[at, best[at]]:
+                tokens = request.lookup.draft(int(best[at]), int(levels[at, best[at]]))
+                place = self._lookup_places[int(best[at])]
+                chosen = replace(request.draft, drafter_index=place, token_ids=tokens)
+            else:
+                continue
+            request.draft = chosen
+            drafts[row] = list(chosen.token_ids)
+        return drafts
+
+    def _room(self, request: RequestRow) -> int:
+        """Return how many tokens may be drafted: the last one is always the target's own."""
+        size = request.lookup.num_tokens
+        room = self._max_positions - size - 1
+        if request.facts.max_tokens is not None:
+            written = size - (request.facts.num_prompt_tokens or request.recorder.num_prompt_tokens)
+            room = min(room, request.facts.max_tokens - written - 1)
+        return max(min(room, self._num_levels), 0)
+
+    def _note_times(self, taken_in: float, drafted: float, elapsed: float) -> None:
+        scored = self.heads.take_score_seconds()
+        self.part_seconds["take_in"] += taken_in
+        self.part_seconds["draft"] += drafted - scored
+        self.part_seconds["score"] += scored
+        self.own_seconds += taken_in + drafted

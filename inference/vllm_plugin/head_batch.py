@@ -1,0 +1,189 @@
+"""Heads over the rows of a batch: one pass per level for all rows, ended when it no longer pays.
+
+A head is the recurrent one of ``inference.drafters.hydra``. Its confidence is the probability that
+it gives its own proposal; how often that comes true is counted per confidence and level. How well
+each head does in a request, and in all of them, decides whether it is asked at all: a level of a
+head costs about as much as a drafted token.
+
+Axes: B rows, K levels, M heads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.drafters.hydra import HydraDrafter, next_state, normalised
+from inference.vllm_plugin.lookup_kernels import NO_TOKEN
+
+NUM_CONFIDENCES, NUM_LEVELS = 10, 3
+
+COUNT_MEMORY = 0.995
+PRIOR_OBSERVATIONS = 4.0
+RATE_MEMORY = 0.99
+"""Of a head's hits over all requests, per observation."""
+
+ROW_PRIOR = 4.0
+"""Observations that all requests together count as in one request."""
+
+FIRST_RATE = 0.5
+"""Hits expected of a head that nothing is known of: it is tried."""
+
+SECONDS_MEMORY = 0.95
+
+Stop = Callable[[NDArray[np.float64], int], bool]
+"""Told the chances of a level, (B,), and the level, says whether to end the pass."""
+
+
+@dataclass(slots=True)
+class RowHeads:
+    """What one request has seen of M heads: hits and observations of first and later levels.
+
+    Attributes:
+        counts: (M, 2, 2): per head, [first level, later levels], [hits, observations].
+        asked: Per head that was asked in the step before: tokens and cells of its levels.
+    """
+
+    counts: NDArray[np.float64]
+    asked: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+    @classmethod
+    def fresh(cls, num_heads: int) -> RowHeads:
+        """Return the record of a request that begins."""
+        return cls(np.zeros((num_heads, 2, 2)))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDrafts:
+    """What a head proposes for B rows.
+
+    Attributes:
+        token_ids: int64 (B, L), L <= K levels.
+        chances: (B, L), chance of each level given those before.
+        cells: int64 (B, L), what each proposal counts as.
+        seconds: The pass took.
+    """
+
+    token_ids: NDArray[np.int64]
+    chances: NDArray[np.float64]
+    cells: NDArray[np.int64]
+    seconds: float
+
+
+class HeadRecord:
+    """One head of the pool with what is known of it.
+
+    Attributes:
+        drafter: Its newest version; None before its first release.
+        level_seconds: Of one level for a batch; NaN = never measured.
+    """
+
+    def __init__(self) -> None:
+        self.drafter: HydraDrafter | None = None
+        self.level_seconds = float("nan")
+        self._counts = np.zeros((NUM_CONFIDENCES * NUM_LEVELS, 2))
+        self._rates = np.zeros((2, 2))
+
+    def renew(self, drafter: HydraDrafter | None) -> None:
+        """Take up another version; what was known of the one before says little of it."""
+        self.drafter = drafter
+        self._counts *= 0.2
+        self._rates *= 0.1
+
+    def expected(self, row: NDArray[np.float64]) -> tuple[float, float]:
+        """Return the chances of the first and of later levels in a request, before it is asked.
+
+        Args:
+            row: Its counts there, (2, 2).
+        """
+        known = (self._rates[:, 0] + 2.0 * FIRST_RATE) / (self._rates[:, 1] + 2.0)
+        chances = (row[:, 0] + ROW_PRIOR * known) / (row[:, 1] + ROW_PRIOR)
+        return float(chances[0]), float(chances[1])
+
+    def observe(self, row: NDArray[np.float64], level: int, cell: int, came_true: bool) -> None:
+        """Learn whether a proposal came true, in a request and in all."""
+        hit, later = float(came_true), int(level > 0)
+        row[later] = 0.97 * row[later] + (hit, 1.0)
+        self._rates[later] = RATE_MEMORY * self._rates[later] + (hit, 1.0)
+        self._counts[cell] = COUNT_MEMORY * self._counts[cell] + (hit, 1.0)
+
+    @torch.inference_mode()
+    def unroll(
+        self, states: torch.Tensor, token_ids: NDArray[np.int64], num_levels: int, stop: Stop
+    ) -> HeadDrafts:
+        """Propose for all rows, level by level, until ``stop`` says so.
+
+        Args:
+            states: (B, H), the states that predicted the newest tokens.
+            token_ids: (B,), the newest tokens.
+            num_levels: Most levels, >= 1.
+            stop: Asked after every level.
+
+        Raises:
+            FloatingPointError: If an output is not finite.
+            RuntimeError: If there is no version yet.
+        """
+        if self.drafter is None:
+            raise RuntimeError("the head has no version yet")
+        began = time.perf_counter()
+        levels: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]] = []
+        state = states.to(self.drafter.rows.head.dtype)
+        newest = torch.from_numpy(token_ids)
+        for level in range(num_levels):
+            state, newest, sureness = self._level(state, newest)
+            confidence = (sureness * NUM_CONFIDENCES).astype(np.int64).clip(0, NUM_CONFIDENCES - 1)
+            cells = confidence * NUM_LEVELS + min(level, NUM_LEVELS - 1)
+            levels.append((newest.numpy(), self._chances(cells, sureness), cells))
+            if stop(levels[-1][1], level):
+                break
+        seconds = time.perf_counter() - began
+        self._note_seconds(seconds / len(levels))
+        tokens, chances, cells = (np.stack(part, axis=1) for part in zip(*levels, strict=True))
+        return HeadDrafts(tokens, chances, cells, seconds)
+
+    def _level(
+        self, state: torch.Tensor, newest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.float64]]:
+        """Return (state, most probable token, its probability) of the next level, row by row."""
+        head = self.drafter
+        assert head is not None  # unroll has checked
+        embedding = normalised(head.rows.embeddings[newest])
+        state = next_state(state, embedding, head.mix, head.out)
+        logits = head.rows.logits(state * head.weights["gain"]).float()
+        best = logits.max(-1)
+        sureness = (best.values - logits.logsumexp(-1)).exp().numpy().astype(np.float64)
+        if not np.isfinite(sureness).all():
+            raise FloatingPointError("the head's output is not finite")
+        return state, head.rows.vocabulary.token_ids[best.indices], sureness
+
+    def _chances(
+        self, cells: NDArray[np.int64], sureness: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        hits, seen = self._counts[cells].T
+        chances = (hits + PRIOR_OBSERVATIONS * 0.9 * sureness) / (seen + PRIOR_OBSERVATIONS)
+        return np.asarray(chances)
+
+    def _note_seconds(self, seconds: float) -> None:
+        known = self.level_seconds
+        kept = seconds if np.isnan(known) else min(seconds, 4.0 * known)
+        self.level_seconds = (
+            kept if np.isnan(known) else SECONDS_MEMORY * known + (1 - SECONDS_MEMORY) * kept
+        )
+
+
+def learn_emitted(records: list[HeadRecord], heads: RowHeads, emitted: NDArray[np.int32]) -> None:
+    """Judge what heads proposed for a row by what the step emitted there."""
+    for index, (tokens, cells) in heads.asked.items():
+        for level, (token, cell) in enumerate(zip(tokens, cells, strict=True)):
+            if level >= emitted.size or token == NO_TOKEN:
+                break
+            came_true = token == int(emitted[level])
+            records[index].observe(heads.counts[index], level, cell, came_true)
+            if not came_true:
+                break
+    heads.asked.clear()

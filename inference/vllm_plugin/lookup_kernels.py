@@ -1,0 +1,475 @@
+"""Looking up what followed the newest tokens before: one compiled pass over what a step emitted.
+
+Ends of token pairs are chained, newest first, as match finders of compressors chain them: ``head``
+(a power of two) holds the newest end of every hash, ``previous`` the end before each end. An end
+``e`` matches the newest token ``n - 1`` if the tokens before both are equal, at least two of them;
+what follows it is a candidate. That is a suffix tree's answer without a tree: memory is one
+integer per token, and the work per token is bounded by ``MAX_CHAIN``.
+
+Two lookups share the candidates:
+
+- ``LOOKUP``: the longest match in the request itself, the newest if there are several, followed as
+  far as it goes (prompt lookup; Saxena 2023);
+- ``SUFFIX``: all matches in the request and in the shared history vote, a match that is one token
+  longer with twice the weight, level by level among those that agreed so far (after Oliaro et al.
+  2024, "SuffixDecoding").
+
+How sure a proposal is, is told by a *cell*: length of the best match, share of the votes, level,
+and whether more than one agrees. ``counts`` says how often proposals of a cell came true; a row's
+own ``bias`` (log-odds) says how much better or worse they do in this request.
+
+Axes: D = 2 lookups, K levels, C cells, R slots of the ring of positions (position modulo R).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.selection.compiled import compiled
+
+LOOKUP, SUFFIX, NUM_LOOKUPS = 0, 1, 2
+
+MAX_CHAIN = 64
+"""Ends of a chain that are looked at, per source."""
+
+MAX_CANDIDATES = 16
+"""Matches that are used, per source; the newest first."""
+
+MAX_MATCH = 16
+"""Tokens of a match that count."""
+
+NO_TOKEN = -1
+"""Ends a sequence of the shared history, and stands where nothing is proposed."""
+
+NUM_LENGTHS, NUM_SHARES, NUM_LEVELS, NUM_SUPPORTS = 8, 4, 3, 2
+NUM_CELLS = NUM_LENGTHS * NUM_SHARES * NUM_LEVELS * NUM_SUPPORTS
+
+COUNT_MEMORY = 0.998
+"""Per observation of a cell."""
+
+PRIOR_OBSERVATIONS = 3.0
+BIAS_STEP = 0.2
+BIAS_MEMORY = 0.995
+LARGEST_BIAS = 2.5
+
+
+@compiled
+def cell_of(length: int, share: float, level: int, support: int) -> int:
+    """Return the cell of a proposal.
+
+    Args:
+        length: Tokens of the best match, those proposed before included.
+        share: Votes of the proposal among those that agreed so far, in (0, 1].
+        level: 0 for the first token proposed.
+        support: Matches that propose it, >= 1.
+    """
+    longest = 0
+    if length >= 3:
+        longest = length - 2 if length < 6 else (4 if length < 8 else (5 if length < 11 else 6))
+    if length >= 16:
+        longest = 7
+    agreed = 0 if share < 0.4 else (1 if share < 0.7 else (2 if share < 0.97 else 3))
+    depth = level if level < NUM_LEVELS else NUM_LEVELS - 1
+    several = 1 if support > 1 else 0
+    return ((longest * NUM_SHARES + agreed) * NUM_LEVELS + depth) * NUM_SUPPORTS + several
+
+
+@compiled
+def pair_slot(first: int, second: int, mask: int) -> int:
+    """Return where a pair of tokens is chained."""
+    mixed = (first * 0x9E3779B1 + second * 0x85EBCA77) & 0xFFFFFFFF
+    return ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D & 0xFFFFFFFF) >> 8 & mask
+
+
+@compiled
+def own_candidates(
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    previous: NDArray[np.int32],
+    head: NDArray[np.int32],
+    following: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> int:
+    """Write where the matches of a request's newest tokens go on, and how long they are."""
+    count = 0
+    newest = num_tokens - 1
+    end = head[pair_slot(tokens[newest - 1], tokens[newest], head.size - 1)]
+    steps = 0
+    while end >= 1 and steps < MAX_CHAIN and count < MAX_CANDIDATES:
+        steps += 1
+        length = 0
+        while (
+            length < MAX_MATCH and length <= end and tokens[end - length] == tokens[newest - length]
+        ):
+            length += 1
+        if length >= 2:
+            following[count] = end + 1
+            lengths[count] = length
+            count += 1
+        end = previous[end]
+    return count
+
+
+@compiled
+def shared_candidates(
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    shared: NDArray[np.int32],
+    shared_previous: NDArray[np.int64],
+    shared_head: NDArray[np.int64],
+    num_shared: int,
+    following: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    first: int,
+) -> int:
+    """Add matches in the shared history, a ring whose places count up for ever."""
+    size = shared.size
+    newest = num_tokens - 1
+    count = first
+    end = shared_head[pair_slot(tokens[newest - 1], tokens[newest], shared_head.size - 1)]
+    oldest = max(num_shared - size, 0)
+    steps = 0
+    while end > oldest and steps < MAX_CHAIN and count < first + MAX_CANDIDATES:
+        steps += 1
+        length = 0
+        while (
+            length < MAX_MATCH
+            and length <= newest
+            and end - length >= oldest
+            and shared[(end - length) % size] == tokens[newest - length]
+        ):
+            length += 1
+        if length >= 2:
+            following[count] = end + 1
+            lengths[count] = length
+            count += 1
+        end = shared_previous[end % size]
+    return count
+
+
+@compiled
+def token_behind(
+    place: int,
+    level: int,
+    is_own: bool,
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    shared: NDArray[np.int32],
+    num_shared: int,
+    drafted: NDArray[np.int32],
+) -> int:
+    """Return the token that a candidate proposes at a level; what repeats goes on repeating."""
+    at = place + level
+    if is_own:
+        return int(tokens[at]) if at < num_tokens else int(drafted[at - num_tokens])
+    return int(shared[at % shared.size]) if at < num_shared else NO_TOKEN
+
+
+@compiled
+def vote(
+    proposed: NDArray[np.int64], lengths: NDArray[np.int64], first: int, last: int
+) -> tuple[int, float, int, int]:
+    """Return (token, share of the votes, longest match, matches) of the best candidate token."""
+    best = NO_TOKEN
+    best_weight = 0.0
+    total = 0.0
+    best_length = 0
+    best_support = 0
+    for i in range(first, last):
+        if proposed[i] == NO_TOKEN:
+            continue
+        weight = 0.0
+        longest = 0
+        support = 0
+        for j in range(first, last):
+            if proposed[j] == proposed[i]:
+                weight += 2.0 ** lengths[j]
+                support += 1
+                longest = max(longest, lengths[j])
+        total += 2.0 ** lengths[i]
+        if weight > best_weight:
+            best, best_weight = proposed[i], weight
+            best_length, best_support = longest, support
+    share = best_weight / total if total > 0.0 else 0.0
+    return best, share, best_length, best_support
+
+
+@compiled
+def follow(
+    first: int,
+    last: int,
+    num_own: int,
+    following: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    shared: NDArray[np.int32],
+    num_shared: int,
+    drafted: NDArray[np.int32],
+    cells: NDArray[np.int16],
+) -> None:
+    """Write the tokens that candidates ``first`` .. ``last`` - 1 propose, and their cells."""
+    proposed = np.empty(last, dtype=np.int64)
+    is_active = np.ones(last, dtype=np.bool_)
+    for level in range(drafted.size):
+        for i in range(first, last):
+            proposed[i] = NO_TOKEN
+            if is_active[i]:
+                proposed[i] = token_behind(
+                    following[i],
+                    level,
+                    i < num_own,
+                    tokens,
+                    num_tokens,
+                    shared,
+                    num_shared,
+                    drafted,
+                )
+        token, share, length, support = vote(proposed, lengths, first, last)
+        if token == NO_TOKEN:
+            return
+        drafted[level] = token
+        cells[level] = cell_of(length + level, share, level, support)
+        for i in range(first, last):
+            is_active[i] = is_active[i] and proposed[i] == token
+
+
+@compiled
+def look_up(
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    previous: NDArray[np.int32],
+    head: NDArray[np.int32],
+    shared: NDArray[np.int32],
+    shared_previous: NDArray[np.int64],
+    shared_head: NDArray[np.int64],
+    num_shared: int,
+    drafted: NDArray[np.int32],
+    cells: NDArray[np.int16],
+) -> None:
+    """Write what both lookups propose to follow, (D, K); ``NO_TOKEN`` where they propose nothing.
+
+    Args:
+        tokens: Of the request.
+        num_tokens: Those that are verified.
+        previous: Chain of the request's ends, as long as ``tokens``.
+        head: Newest ends, a power of two of them.
+        shared: The shared history's ring of tokens.
+        shared_previous: Its chain.
+        shared_head: Its newest ends.
+        num_shared: Tokens ever added to it.
+        drafted: (D, K), written.
+        cells: (D, K), written; -1 where nothing is proposed.
+    """
+    drafted[:] = NO_TOKEN
+    cells[:] = -1
+    if num_tokens < 2:
+        return
+    following = np.empty(2 * MAX_CANDIDATES, dtype=np.int64)
+    lengths = np.empty(2 * MAX_CANDIDATES, dtype=np.int64)
+    num_own = own_candidates(tokens, num_tokens, previous, head, following, lengths)
+    if num_own > 0:
+        best = int(np.argmax(lengths[:num_own]))
+        follow(
+            best, best + 1, num_own, following, lengths, tokens, num_tokens, shared, num_shared,
+            drafted[LOOKUP], cells[LOOKUP],
+        )  # fmt: skip
+    count = num_own
+    if num_shared > 0:
+        count = shared_candidates(
+            tokens, num_tokens, shared, shared_previous, shared_head, num_shared,
+            following, lengths, num_own,
+        )  # fmt: skip
+    if count > 0:
+        follow(
+            0, count, num_own, following, lengths, tokens, num_tokens, shared, num_shared,
+            drafted[SUFFIX], cells[SUFFIX],
+        )  # fmt: skip
+
+
+@compiled
+def chance(
+    counts: NDArray[np.float64], prior: NDArray[np.float64], cell: int, bias: float
+) -> float:
+    """Return how probable a proposal of a cell is to come true, in (0, 1)."""
+    mean = (counts[cell, 0] + PRIOR_OBSERVATIONS * prior[cell]) / (
+        counts[cell, 1] + PRIOR_OBSERVATIONS
+    )
+    mean = min(max(mean, 0.001), 0.999)
+    return float(1.0 / (1.0 + (1.0 - mean) / mean * np.exp(-bias)))
+
+
+@compiled
+def observe(
+    counts: NDArray[np.float64],
+    prior: NDArray[np.float64],
+    cell: int,
+    bias: NDArray[np.float64],
+    lookup: int,
+    came_true: bool,
+) -> None:
+    """Learn whether a proposal came true."""
+    hit = 1.0 if came_true else 0.0
+    error = hit - chance(counts, prior, cell, bias[lookup])
+    moved = BIAS_MEMORY * bias[lookup] + BIAS_STEP * error
+    bias[lookup] = min(max(moved, -LARGEST_BIAS), LARGEST_BIAS)
+    counts[cell, 0] = COUNT_MEMORY * counts[cell, 0] + hit
+    counts[cell, 1] = COUNT_MEMORY * counts[cell, 1] + 1.0
+
+
+@compiled
+def learn_token(
+    token: int,
+    position: int,
+    first_window: int,
+    proposals: NDArray[np.int32],
+    cells: NDArray[np.int16],
+    num_alive: NDArray[np.int16],
+    counts: NDArray[np.float64],
+    prior: NDArray[np.float64],
+    bias: NDArray[np.float64],
+) -> None:
+    """Judge all proposals of the token at ``position`` that earlier levels led to.
+
+    Args:
+        token: Verified.
+        position: Its place.
+        first_window: First position whose proposals are in the ring.
+        proposals: Ring, (R, D, K).
+        cells: Ring, (R, D, K).
+        num_alive: Ring, (R, D): levels that came true so far; -1 = a level did not.
+        counts: (D, C, 2), hits and observations; changed.
+        prior: (C,).
+        bias: (D,), of this request; changed.
+    """
+    num_slots, num_lookups, num_levels = proposals.shape
+    for level in range(num_levels):
+        start = position - level
+        if start < first_window:
+            return
+        slot = start % num_slots
+        for lookup in range(num_lookups):
+            cell = cells[slot, lookup, level]
+            if num_alive[slot, lookup] != level or cell < 0:
+                continue
+            came_true = proposals[slot, lookup, level] == token
+            observe(counts[lookup], prior, cell, bias, lookup, came_true)
+            num_alive[slot, lookup] = level + 1 if came_true else -1
+
+
+@compiled
+def chain_end(
+    tokens: NDArray[np.int32], end: int, previous: NDArray[np.int32], head: NDArray[np.int32]
+) -> None:
+    """Chain the pair that ends at ``end``; what follows it must be known."""
+    if end >= 1:
+        slot = pair_slot(tokens[end - 1], tokens[end], head.size - 1)
+        previous[end] = head[slot]
+        head[slot] = end
+
+
+@compiled
+def advance(
+    emitted: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    first_window: int,
+    previous: NDArray[np.int32],
+    head: NDArray[np.int32],
+    shared: NDArray[np.int32],
+    shared_previous: NDArray[np.int64],
+    shared_head: NDArray[np.int64],
+    num_shared: int,
+    proposals: NDArray[np.int32],
+    cells: NDArray[np.int16],
+    num_alive: NDArray[np.int16],
+    counts: NDArray[np.float64],
+    prior: NDArray[np.float64],
+    bias: NDArray[np.float64],
+    chances: NDArray[np.float64],
+) -> int:
+    """Take in the tokens a step emitted and look up what may follow each of them.
+
+    ``proposals`` then holds the window of every new position, the newest being the draft to be.
+
+    Args:
+        emitted: Tokens to append.
+        tokens: Of the request, with room for them.
+        num_tokens: Tokens in ``tokens`` before.
+        first_window: First position whose window counts.
+        previous: Chain of the request's ends.
+        head: Its newest ends.
+        shared: The shared history's ring of tokens.
+        shared_previous: Its chain.
+        shared_head: Its newest ends.
+        num_shared: Tokens ever added to it.
+        proposals: Ring, (R, D, K); changed.
+        cells: Ring, (R, D, K); changed.
+        num_alive: Ring, (R, D); changed.
+        counts: (D, C, 2); changed.
+        prior: (C,).
+        bias: (D,); changed.
+        chances: (D, K), written: how probable each level of the draft to be is, given those before.
+
+    Returns:
+        Tokens in ``tokens`` now.
+    """
+    num_slots = proposals.shape[0]
+    for i in range(emitted.size):
+        learn_token(
+            emitted[i], num_tokens, first_window, proposals, cells, num_alive, counts, prior, bias
+        )
+        tokens[num_tokens] = emitted[i]
+        chain_end(tokens, num_tokens - 1, previous, head)
+        num_tokens += 1
+        slot = num_tokens % num_slots
+        num_alive[slot] = 0
+        look_up(
+            tokens, num_tokens, previous, head, shared, shared_previous, shared_head, num_shared,
+            proposals[slot], cells[slot],
+        )  # fmt: skip
+    slot = num_tokens % num_slots
+    chances[:] = 0.0
+    for lookup in range(chances.shape[0]):
+        for level in range(chances.shape[1]):
+            cell = cells[slot, lookup, level]
+            if cell < 0:
+                break
+            chances[lookup, level] = chance(counts[lookup], prior, cell, bias[lookup])
+    return num_tokens
+
+
+@compiled
+def read_prompt(
+    tokens: NDArray[np.int32],
+    num_tokens: int,
+    previous: NDArray[np.int32],
+    head: NDArray[np.int32],
+) -> None:
+    """Chain all pairs of a prompt but the last, whose successor is not known yet."""
+    head[:] = -1
+    for end in range(1, num_tokens - 1):
+        chain_end(tokens, end, previous, head)
+
+
+@compiled
+def add_shared(
+    added: NDArray[np.int32],
+    shared: NDArray[np.int32],
+    shared_previous: NDArray[np.int64],
+    shared_head: NDArray[np.int64],
+    num_shared: int,
+) -> int:
+    """Append a sequence and its end mark to the shared history; return the tokens ever added."""
+    size = shared.size
+    for i in range(added.size + 1):
+        shared[num_shared % size] = added[i] if i < added.size else NO_TOKEN
+        # The pair that ends one token earlier has a successor now.
+        if 2 <= i < added.size:
+            slot = pair_slot(added[i - 2], added[i - 1], shared_head.size - 1)
+            end = num_shared - 1
+            shared_previous[end % size] = shared_head[slot]
+            shared_head[slot] = end
+        num_shared += 1
+    return num_shared
