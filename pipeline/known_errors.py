@@ -10,6 +10,7 @@ from learner.lifecycle import TransitionError
 from learner.training import FencedError
 from pipeline.archiver import ArchiverError
 from pipeline.batch import UnsentEventsError
+from pipeline.bench_vllm_result import VllmBenchError
 from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
 from pipeline.drafter_versions import DrafterVersionError
@@ -45,5 +46,6 @@ KNOWN_ERRORS = (
     ScheduleError,
     TransitionError,
     UnsentEventsError,
+    VllmBenchError,
     VocabularyMismatchError,
 )

@@ -121,13 +121,14 @@ class BatchDrafter:
     def close_idle(self) -> None:
         """Report requests that have ended since the last step: the engine stands idle.
 
-        Without ids it cannot be told whether they have, so they wait for the next steps.
+        vLLM takes a request off its runner with the next step alone, so the tokens are asked as
+        well. One that was aborted waits for that step.
         """
         self._last_end = 0.0
-        if self._is_running is not None:
-            for request in self.book.requests:
-                if not self._is_running(request.key):
-                    self._end(request)
+        for request in self.book.requests:
+            is_gone = self._is_running is not None and not self._is_running(request.key)
+            if is_gone or self.reporting.has_ended(request, self._max_positions):
+                self._end(request)
 
     def close(self) -> None:
         """Report all that is at work: the engine ends."""
@@ -356,3 +357,9 @@ class BatchDrafter:
         self.part_seconds["draft"] += drafted - scored
         self.part_seconds["score"] += scored
         self.own_seconds += taken_in + drafted
+        count = self._connection.counters.count
+        count("own_seconds", taken_in, drafter="take_in")
+        count("own_seconds", drafted - scored, drafter="draft")
+        count("own_seconds", scored, drafter="score")
+        # What the engine waited for somebody else to ask is no step of it.
+        count("step_seconds", elapsed + taken_in + drafted if elapsed else 0.0)

@@ -34,6 +34,15 @@ def prior_chances() -> NDArray[np.float64]:
     return grid.ravel()
 
 
+def compile_kernels() -> None:
+    """Compile what steps run, so that no request waits for it."""
+    history, certainty = SharedHistory(1 << 16), Certainty()
+    for _ in range(2):
+        one = RequestLookup(np.array([1, 2, 3, 1], np.int32), 2, 32, history, certainty)
+        one.advance(np.array([2, 3], np.int32))
+        one.share()
+
+
 class Certainty:
     """How often proposals of each cell came true, over all requests of this process."""
 

@@ -332,16 +332,9 @@ def learn_token(
 ) -> None:
     """Judge all proposals of the token at ``position`` that earlier levels led to.
 
-    Args:
-        token: Verified.
-        position: Its place.
-        first_window: First position whose proposals are in the ring.
-        proposals: Ring, (R, D, K).
-        cells: Ring, (R, D, K).
-        num_alive: Ring, (R, D): levels that came true so far; -1 = a level did not.
-        counts: (D, C, 2), hits and observations; changed.
-        prior: (C,).
-        bias: (D,), of this request; changed.
+    ``proposals`` and ``cells`` are rings, (R, D, K); ``num_alive`` (R, D) says how many levels came
+    true so far, -1 once one did not; ``counts`` (D, C, 2) are hits and observations, ``bias`` (D,)
+    is the request's own. The last three change.
     """
     num_slots, num_lookups, num_levels = proposals.shape
     for level in range(num_levels):
@@ -389,31 +382,11 @@ def advance(
     bias: NDArray[np.float64],
     chances: NDArray[np.float64],
 ) -> int:
-    """Take in the tokens a step emitted and look up what may follow each of them.
+    """Append the tokens a step emitted, look up what may follow each, and return the new size.
 
-    ``proposals`` then holds the window of every new position, the newest being the draft to be.
-
-    Args:
-        emitted: Tokens to append.
-        tokens: Of the request, with room for them.
-        num_tokens: Tokens in ``tokens`` before.
-        first_window: First position whose window counts.
-        previous: Chain of the request's ends.
-        head: Its newest ends.
-        shared: The shared history's ring of tokens.
-        shared_previous: Its chain.
-        shared_head: Its newest ends.
-        num_shared: Tokens ever added to it.
-        proposals: Ring, (R, D, K); changed.
-        cells: Ring, (R, D, K); changed.
-        num_alive: Ring, (R, D); changed.
-        counts: (D, C, 2); changed.
-        prior: (C,).
-        bias: (D,); changed.
-        chances: (D, K), written: how probable each level of the draft to be is, given those before.
-
-    Returns:
-        Tokens in ``tokens`` now.
+    ``proposals`` (R, D, K) then holds the window of every new position, the newest being the draft
+    to be, and ``chances`` (D, K) how probable each of its levels is, given those before. Windows
+    before ``first_window`` count for nothing. Arrays are those of ``look_up`` and ``learn_token``.
     """
     num_slots = proposals.shape[0]
     for i in range(emitted.size):

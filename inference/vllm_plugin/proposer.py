@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from inference.vllm_plugin.batch import BatchDrafter
 from inference.vllm_plugin.guard import Guard
+from inference.vllm_plugin.lookup import compile_kernels
 from inference.vllm_plugin.ports import ENTRY_POINTS, Connect, Connection, ModelPlace, StepFacts
 from inference.vllm_plugin.runner_hook import listen, loaded_runner_class
 
@@ -74,6 +75,7 @@ class DraftloopProposer:
         """
         if not self._is_first_rank:
             return
+        self._guard.run("compilation", compile_kernels, None)
         place = with_lent_rows(self._place, target_model)
         self._connection = (self._connect or installed_connection())(place)
         self._batch = BatchDrafter(

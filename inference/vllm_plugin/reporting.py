@@ -85,6 +85,11 @@ class Reporting:
         self._emit(request, reason, last)
         self._connection.counters.count("requests")
 
+    def has_ended(self, request: RequestRow, max_positions: int) -> bool:
+        """Tell whether a request's tokens say that nothing follows them."""
+        reason, _ = ending(request, self._connection.target.eos_token_ids, max_positions)
+        return reason is not FinishReason.ABORTED
+
     def count_round(self, request: RequestRow, num_drafted: int, num_emitted: int) -> None:
         """Count a verification."""
         counters, place = self._connection.counters, request.draft.drafter_index

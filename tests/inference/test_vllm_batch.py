@@ -115,8 +115,7 @@ def test_an_event_ends_where_the_request_ended() -> None:
     engine = FakeEngine(batch.step, next_token)
     engine.add("a", script, 50)
     engine.run()
-    engine.add("b", [3, 4], 1)
-    engine.run()
+    batch.close_idle()
     (event,) = kept.of_request("a")
     assert event.finish_reason is FinishReason.STOP
     assert written([event]) == [10, 11, 12, 13, END]

@@ -27,8 +27,8 @@ from schemas.events import (
 )
 
 GREEDY = SamplingRule(acceptance_rule=AcceptanceRule.GREEDY, temperature=0.0)
-END = 1
-HIDDEN_SIZE = 8
+END = 99
+HIDDEN_SIZE = 32
 
 NextToken = Callable[[Sequence[int]], int]
 """The target: what follows these tokens."""
