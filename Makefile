@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE := 1
 .PHONY: help venv demo test vllm-venv test-vllm check format clean
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Install the project and its tools into .venv (once; again when they change)
 

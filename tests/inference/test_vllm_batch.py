@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.inference.vllm_fakes import (
 K = 4
 
 
-def drafter(kept: Kept, *, num_levels: int = K, **options: object) -> BatchDrafter:
+def drafter(kept: Kept, *, num_levels: int = K, **options: Any) -> BatchDrafter:
     return BatchDrafter(connection(kept, **options), num_levels=num_levels, max_positions=512)
 
 

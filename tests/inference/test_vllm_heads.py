@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ RIGHT = [successor([token]) for token in range(VOCAB)]
 WRONG = [(successor([token]) + 1) % VOCAB for token in range(VOCAB)]
 
 
-def fresh_engine(kept: Kept, **options: object) -> tuple[BatchDrafter, FakeEngine]:
+def fresh_engine(kept: Kept, **options: Any) -> tuple[BatchDrafter, FakeEngine]:
     batch = BatchDrafter(connection(kept, POOL, **options), num_levels=K, max_positions=512)
     return batch, FakeEngine(batch.step, successor)
 

@@ -153,9 +153,9 @@ class FakeEngine:
         self, request_id: str, prompt: Sequence[int], max_tokens: int, **facts: Any
     ) -> FakeRequest:
         """Queue a request."""
-        known = RequestFacts(
-            **{"sampling": GREEDY, "max_tokens": max_tokens, "num_prompt_tokens": len(prompt)}
-            | facts
+        known = replace(
+            RequestFacts(sampling=GREEDY, max_tokens=max_tokens, num_prompt_tokens=len(prompt)),
+            **facts,
         )
         request = FakeRequest(request_id, list(prompt), len(prompt), max_tokens, known)
         request.unread = len(prompt)
