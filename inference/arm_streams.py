@@ -14,7 +14,7 @@ from learner.arm_learner import ArmLearner
 from learner.arm_selector import ArmSelector, packed_arms
 from learner.arms import ArmCosts
 from learner.carried import NEWCOMER_SHARE
-from learner.cost import CostSums
+from learner.cost import FORGOTTEN_COUNT, CostSums
 from learner.selection import PolicySpec
 from schemas.events import CostModel, PolicyPublished, VerificationEvent
 
@@ -47,6 +47,7 @@ class StreamArms:
         self._priors = StreamPriors()
         self._stream_to_own: dict[str, _Own] = {}
         self._sums = CostSums.empty()
+        self._measured_ids: list[str] = []
 
     def update(self, policy: PolicyPublished) -> None:
         """Take note of a published policy; requests at work go on with theirs."""
@@ -72,11 +73,25 @@ class StreamArms:
 
     def emitted(self, event: VerificationEvent) -> None:
         """Measure the rounds of an event."""
-        num_drafters = len(event.drafters)
-        if len(self._sums.draft_seconds) < num_drafters:
-            self._sums = self._sums.with_new(num_drafters - len(self._sums.draft_seconds))
-        places = np.arange(num_drafters)
+        ids = list(event.drafter_ids)
+        new = [one for one in ids if one not in self._measured_ids]
+        self._measured_ids += new
+        self._sums = self._sums.with_new(len(new))
+        places = np.array([self._measured_ids.index(one) for one in ids], dtype=np.int64)
         self._sums = self._sums.learned(event, places, decay=COST_MEMORY)
+        self._forget_unlisted(ids)
+
+    def _forget_unlisted(self, listed: Sequence[str]) -> None:
+        """Forget drafters that have left the pool once nothing they cost counts any more."""
+        weight = self._sums.num_draft_tokens + self._sums.num_scored_windows
+        kept = [
+            place
+            for place, one in enumerate(self._measured_ids)
+            if one in listed or weight[place] >= FORGOTTEN_COUNT
+        ]
+        if len(kept) < len(self._measured_ids):
+            self._sums = self._sums.only(kept)
+            self._measured_ids = [self._measured_ids[place] for place in kept]
 
     def _keep(self, stream: str, learner: ArmLearner, drafter_ids: Sequence[str]) -> None:
         self._stream_to_own[stream] = _Own(learner, tuple(drafter_ids))
@@ -84,7 +99,10 @@ class StreamArms:
     def costs(self, stream: str, drafter_ids: Sequence[str]) -> ArmCosts:
         """Return the seconds that a request is charged: measured here, else published."""
         size = len(drafter_ids)
-        own = self._sums.with_new(max(size - len(self._sums.draft_seconds), 0)).model()
+        new = [one for one in drafter_ids if one not in self._measured_ids]
+        known = [*self._measured_ids, *new]
+        places = [known.index(one) for one in drafter_ids]
+        own = self._sums.with_new(len(new)).only(places).model()
         published = self._priors.newest(stream)
         model = own if published is None else _or_published(own, published, drafter_ids)
         found = ArmCosts.from_model(model, self._most)

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inference.drafters.nothing import NothingDrafter
 from inference.ports import Draft, Drafter, DraftSession, GroupedDrafter, Predictions, WindowBatch
 from inference.shadows import Placed, Shadows
 from inference.trajectory import Trajectory
+from learner.spawning import family_of
 from learner.trial import SHADOW, is_shadow
 from schemas.events import DrafterVersion
 
@@ -64,20 +66,28 @@ class DrafterPool:
     def replace(self, drafter: Drafter) -> None:
         """Put another version of a drafter in its place, or beside it.
 
+        An expert of a drafter of the pool joins it at the end, and leaves it when nothing is put
+        in its place; requests at work keep the pool that they have.
+
         Args:
-            drafter: With the id of a drafter of the pool, or ``shadows.Placed`` beside one.
+            drafter: With the id of a drafter of the pool or of an expert of one, or
+                ``shadows.Placed`` beside one.
 
         Raises:
             KeyError: If the pool has no drafter of that id.
         """
         ids = [known.version.drafter_id for known in self._own]
         drafter_id = drafter.version.drafter_id
-        if drafter_id.removesuffix(SHADOW) not in ids:
-            raise KeyError(f"drafter {drafter_id!r} is not in the pool {ids}")
-        if isinstance(drafter, Placed):
+        if isinstance(drafter, Placed) and drafter_id.removesuffix(SHADOW) in ids:
             self._shadows.put(drafter)
-        else:
+        elif isinstance(drafter, NothingDrafter) and family_of(drafter_id) in ids:
+            self._own = [one for one in self._own if one.version.drafter_id != drafter_id]
+        elif drafter_id in ids:
             self._own[ids.index(drafter_id)] = drafter
+        elif family_of(drafter_id) in ids and not isinstance(drafter, Placed):
+            self._own.append(drafter)
+        else:
+            raise KeyError(f"drafter {drafter_id!r} is not in the pool {ids}")
 
     def start(
         self, trajectory: Trajectory, *, stream: str, vocab_size: int, draws_drafts: bool

@@ -76,8 +76,14 @@ class Past(Protocol):
     def add(self, segment: Segment) -> None:
         """Let a segment in, or not."""
 
+    def restore(self, segment: Segment) -> None:
+        """Take back a segment that was in before a restart; pass over others."""
+
     def forget_from(self, partition_to_offset: Mapping[int, int]) -> None:
         """Forget the segments at or beyond an offset; all those of partitions without one."""
+
+    def first_offsets(self) -> dict[int, int]:
+        """Return per partition the offset of the oldest segment kept."""
 
 
 class ExampleMemory:
@@ -98,10 +104,17 @@ class ExampleMemory:
         self._segments: deque[Segment] = deque()
         self._num_positions = 0
 
-    def add(self, segment: Segment) -> None:
-        """Add the newest segment and forget the oldest beyond the bound."""
-        if self._past is not None:
+    def add(self, segment: Segment, *, is_new: bool = True) -> None:
+        """Add the newest segment and forget the oldest beyond the bound.
+
+        Args:
+            segment: In order of offset within its partition.
+            is_new: Whether it is taken for the first time; else the past knows whether it had it.
+        """
+        if self._past is not None and is_new:
             self._past.add(segment)
+        elif self._past is not None:
+            self._past.restore(segment)
         self._segments.append(segment)
         self._num_positions += len(segment.token_ids)
         while self._num_positions > self._max_positions and len(self._segments) > 1:
@@ -118,9 +131,10 @@ class ExampleMemory:
 
     def first_offsets(self) -> dict[int, int]:
         """Return per partition the offset of the oldest segment kept."""
-        offsets: dict[int, int] = {}
+        offsets = {} if self._past is None else self._past.first_offsets()
         for segment in self._segments:
-            offsets.setdefault(segment.partition, segment.offset)
+            known = offsets.get(segment.partition, segment.offset)
+            offsets[segment.partition] = min(known, segment.offset)
         return offsets
 
     def draw(

@@ -142,6 +142,10 @@ class StoredVersion(Protocol):
     def manifest_sha256(self) -> str:
         """Proof of the folder."""
 
+    @property
+    def version(self) -> int:
+        """Its number."""
+
 
 class ArtifactStore(Protocol):
     """Versions of drafter weights, each written once."""
@@ -162,6 +166,9 @@ class ArtifactStore(Protocol):
 
     def read_training_state(self, uri: str, *, manifest_sha256: str) -> Mapping[str, torch.Tensor]:
         """Return the training state of a version."""
+
+    def copy(self, drafter_id: str, version: int, *, as_drafter_id: str) -> StoredVersion:
+        """Publish a version under another drafter's id, unless its weights are there already."""
 
     def versions(self, drafter_id: str) -> Sequence[int]:
         """Return the versions that exist, ascending."""

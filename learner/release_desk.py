@@ -11,7 +11,7 @@ nothing can be compared with that. Every later one passes the gate, if there is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -67,6 +67,7 @@ class ReleaseDesk:
     Attributes:
         live: Release in the drafter's own place; None before the first.
         continued: Version that training goes on from; -1 before the first.
+        wanted_besides: Returns versions that others need and that are not to be pruned.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ReleaseDesk:
         self._version_to_release: dict[int, DrafterReleased] = {}
         self.live: DrafterReleased | None = None
         self.continued = -1
+        self.wanted_besides: Callable[[], Collection[int]] = tuple
 
     @property
     def is_open(self) -> bool:
@@ -176,7 +178,7 @@ class ReleaseDesk:
             evidence=None,
             reason=reason,
         )
-        self._refuse_if_fenced()
+        self.refuse_if_fenced()
         self._version_to_release[version] = release
         if self.live is None or self._life is None:
             self._announce(_step(release, ReleaseState.LIVE, reason))
@@ -208,7 +210,7 @@ class ReleaseDesk:
         steps = self._life.observe(event)
         if not steps:
             return False
-        self._refuse_if_fenced()
+        self.refuse_if_fenced()
         for step in steps:
             logger.log(
                 logging.WARNING if self._is_refusal(step) else logging.INFO,
@@ -251,7 +253,8 @@ class ReleaseDesk:
         else:
             self._board.publish_beside(release)
 
-    def _refuse_if_fenced(self) -> None:
+    def refuse_if_fenced(self) -> None:
+        """Raise ``FencedError`` if somebody else has moved the drafter."""
         found = self._own_place()
         if _mark(found) != _mark(self.live):
             version = None if found is None else found.version
@@ -274,7 +277,8 @@ class ReleaseDesk:
         self._version_to_release = {
             version: one for version, one in self._version_to_release.items() if version in wanted
         }
-        self._store.prune(self._identity.drafter_id, self._keep_versions, wanted)
+        protected = wanted | set(self.wanted_besides())
+        self._store.prune(self._identity.drafter_id, self._keep_versions, protected)
 
 
 def _step(release: DrafterReleased, state: ReleaseState, reason: str) -> Step:

@@ -4,8 +4,8 @@ A head has a family: itself, which learns, and experts, which are what it once w
 more. When the head's acceptance on a stream falls, or a new stream is served badly by the whole
 family, the head as it was *before* becomes an expert under an id of its own, and the head goes on
 learning under its own id. It is kept only if it would be missed: if some expert did as well in what
-has ended, nothing is lost. The family is bounded; the expert without which the past would have lost
-least retires.
+has ended, nothing is lost. The family is bounded; the one without which the past would have lost
+least retires, or is not kept at all.
 
 Pure: a function of the acceptance lengths per event, so it is the same after a restart.
 """
@@ -189,6 +189,7 @@ class ExpertFamily:
     def _missed(self, stream: str, since: int, lead: float) -> Spawn | None:
         """Keep the head as it was if no expert did as well in what has ended."""
         if lead < self._settings.drift.min_fall / 2:
+            self._id_to_contribution.pop(self._head_id, None)
             return None
         return self._spawned(since, f"acceptance of stream {stream} fell, led by {lead:.2f} before")
 
@@ -202,15 +203,19 @@ class ExpertFamily:
         reason = f"new stream {stream} has {best:.2f} tokens, others {self._level:.2f}"
         return self._spawned(watch.indices[0], reason)
 
-    def _spawned(self, since: int, reason: str) -> Spawn:
-        self._num_spawned += 1
+    def _spawned(self, since: int, reason: str) -> Spawn | None:
+        """Let the head as it was in; in a full family, only for one that has contributed less."""
+        # What the head has contributed, the expert it leaves behind will.
+        worth = self._id_to_contribution.pop(self._head_id, 0.0)
         retired = None
         if len(self.expert_ids) >= self._settings.max_experts:
             retired = min(self.expert_ids, key=lambda one: self._id_to_contribution.get(one, 0.0))
+            if worth <= self._id_to_contribution.get(retired, 0.0):
+                return None
+        self._num_spawned += 1
         new = expert_id(self._head_id, self._num_spawned)
         self.expert_ids = (*(one for one in self.expert_ids if one != retired), new)
-        # What the head has contributed, the expert it leaves behind will.
-        self._id_to_contribution[new] = self._id_to_contribution.pop(self._head_id, 0.0)
+        self._id_to_contribution[new] = worth
         return Spawn(expert_id=new, since=since, retired_id=retired, reason=reason)
 
     def forget(self, drafter_id: str) -> None:

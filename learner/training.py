@@ -8,7 +8,7 @@ which offset events are contained in them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 from learner.examples import ExampleMemory, Segment, TrainingBatch
+from learner.expert_keeper import ExpertKeeper
 from learner.feedback import Contained, Standing
 from learner.gate import GateSettings
-from learner.ports import ArtifactStore, FeatureStore, ReceivedEvent, ReleaseBoard
+from learner.ports import ArtifactStore, ReceivedEvent, ReleaseBoard
 from learner.release_desk import DrafterIdentity, FencedError, ReleaseDesk, TrainedWeights
 from learner.reservoir import StreamReservoirs
+from learner.spawning import SpawnSettings
 from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.registry import parse_rule
@@ -34,7 +36,6 @@ logger = logging.getLogger(__name__)
 __all__ = [
     "DrafterTrainer",
     "FencedError",
-    "OnlineTrainer",
     "TrainableDrafter",
     "TrainingSettings",
 ]
@@ -76,13 +77,14 @@ class TrainingSettings:
         memory_positions: Positions of past events that steps may draw from, >= 1; a short memory
             follows the traffic, a long one keeps what it knew.
         replay_bytes: Bytes of a sample of every stream's past that half of a batch comes from; 0 =
-            none. It begins anew with the process.
+            none.
         release_every_events: Events between two released versions, >= 1.
         keep_versions: Versions kept in the store, >= 1.
         seed: Seeds the choice of examples.
         rule: Update rule, as ``learner.updates.registry.parse_rule`` reads it.
         gradient: Step size and guards of the rule's steps.
         gate: When a version is good enough to go live; None = always.
+        experts: When the head as it was is kept beside the one that learns; None = never.
     """
 
     num_levels: int = 4
@@ -96,6 +98,7 @@ class TrainingSettings:
     rule: str = DEFAULT_RULE
     gradient: OnlineGradientSettings = field(default_factory=OnlineGradientSettings)
     gate: GateSettings | None = None
+    experts: SpawnSettings | None = None
 
 
 class DrafterTrainer:
@@ -126,23 +129,35 @@ class DrafterTrainer:
         self._target_fingerprint = target_fingerprint
         self._tokenizer_hash = tokenizer_hash
         self._store = store
+        identity = DrafterIdentity(
+            drafter_id=drafter.drafter_id,
+            architecture=drafter.architecture,
+            target_fingerprint=target_fingerprint,
+            tokenizer_hash=tokenizer_hash,
+            draft_vocabulary_hash=drafter.draft_vocabulary_hash,
+        )
         self._desk = ReleaseDesk(
-            DrafterIdentity(
-                drafter_id=drafter.drafter_id,
-                architecture=drafter.architecture,
-                target_fingerprint=target_fingerprint,
-                tokenizer_hash=tokenizer_hash,
-                draft_vocabulary_hash=drafter.draft_vocabulary_hash,
-            ),
+            identity,
             store=store,
             board=board,
             now=now,
             gate=settings.gate,
             keep_versions=settings.keep_versions,
         )
+        self._keeper: ExpertKeeper | None = None
+        if settings.experts is not None:
+            self._keeper = ExpertKeeper(
+                identity,
+                settings.experts,
+                store=store,
+                board=board,
+                now=now,
+                refuse_if_fenced=self._desk.refuse_if_fenced,
+            )
+            self._desk.wanted_besides = lambda: self._keeper.kept_versions if self._keeper else ()
         size = settings.replay_bytes
-        past = StreamReservoirs(size, seed=settings.seed) if size else None
-        self._memory = ExampleMemory(settings.memory_positions, past=past)
+        self._past = StreamReservoirs(size, seed=settings.seed) if size else None
+        self._memory = ExampleMemory(settings.memory_positions, past=self._past)
         self._partition_to_contained: dict[int, Contained] = {}
         self._partition_to_next: dict[int, int] = {}
         self._partition_to_copies: dict[int, set[int]] = {}
@@ -166,6 +181,11 @@ class DrafterTrainer:
         """Steps taken since the weights were untrained."""
         return self._num_updates
 
+    @property
+    def expert_ids(self) -> tuple[str, ...]:
+        """Ids under which the drafter as it was is kept."""
+        return self._keeper.expert_ids if self._keeper else ()
+
     def start_offsets(self) -> Mapping[int, int]:
         """Return per partition where reading must begin to rebuild the memory."""
         return self._resume_from
@@ -185,12 +205,14 @@ class DrafterTrainer:
         if standing is Standing.LATE:
             copies.add(received.offset)
         if segment is not None and received.offset not in copies:
-            self._memory.add(segment)
+            self._memory.add(segment, is_new=standing is Standing.NEW)
         if standing is not Standing.NEW:
             return
         self._partition_to_contained[partition] = contained.with_event(received)
         if self._desk.observe(received.event, self._training_window):
             self._go_back()
+        if self._keeper is not None and self._desk.live is not None:
+            self._keeper.observe(received.event, self._desk.live.version, self._training_window)
         if segment is not None:
             self._train(segment, self._updates_when_served(received))
             self._num_unreleased += 1
@@ -283,6 +305,8 @@ class DrafterTrainer:
             "contained": contained,
             "memory_from_offset": {str(p): o for p, o in memory_from.items()},
             "memory_copies": copies,
+            "reservoirs": {} if self._past is None else self._past.state(),
+            "experts": None if self._keeper is None else self._keeper.state(),
             "rule": {"name": self._update.name, "version": self._update.version},
             "num_updates": self._num_updates,
             "version_to_num_updates": self._remembered_versions(),
@@ -317,6 +341,10 @@ class DrafterTrainer:
             self._resume_from[int(partition)] = int(offset)
         for partition, offsets in config.get("memory_copies", {}).items():
             self._partition_to_copies[int(partition)] = set(offsets)
+        if self._past is not None:
+            self._past.resume(config.get("reservoirs", {}))
+        if self._keeper is not None:
+            self._keeper.resume(config.get("experts"))
 
     def _load(self, release: DrafterReleased) -> Mapping[str, Any]:
         """Take over weights, optimizer and meta state of a release; return its config."""
@@ -361,89 +389,3 @@ class DrafterTrainer:
                     f"released drafter {self.drafter.drafter_id}: {key} is {config.get(key)}, "
                     f"expected {expected}: retire it, or train under another id"
                 )
-
-
-class OnlineTrainer:
-    """Hands every event to the trainers of all drafters (``learner.ports.Trainer``).
-
-    Args:
-        trainers: One per drafter, over the same target.
-        features: Recorded hidden states.
-        target_fingerprint: Of the target whose events are accepted.
-    """
-
-    def __init__(
-        self,
-        trainers: Sequence[DrafterTrainer],
-        features: FeatureStore,
-        *,
-        target_fingerprint: str,
-    ) -> None:
-        self._trainers = trainers
-        self._features = features
-        self._target_fingerprint = target_fingerprint
-        self.num_without_features = 0
-
-    def start_offsets(self) -> Mapping[int, int]:
-        """Return per partition the first offset that some trainer needs."""
-        wanted = [trainer.start_offsets() for trainer in self._trainers]
-        partitions = set[int]().union(*wanted)
-        # A trainer that does not name a partition has seen nothing of it.
-        return {p: min(offsets.get(p, 0) for offsets in wanted) for p in partitions}
-
-    def train(self, received: ReceivedEvent) -> None:
-        """Take one event.
-
-        Raises:
-            ValueError: If it is of another target, or its features or tokens cannot be the
-                target's; it then counts as contained.
-        """
-        segment = None
-        try:
-            segment = self._segment(received)
-        finally:
-            for trainer in self._trainers:
-                trainer.take(received, segment)
-
-    def _segment(self, received: ReceivedEvent) -> Segment | None:
-        """Return what the event teaches; None if it carries no content or no features."""
-        event = received.event
-        if event.content is None or event.content.features is None:
-            self.num_without_features += 1
-            return None
-        if event.target_fingerprint != self._target_fingerprint:
-            raise ValueError(
-                f"{event.event_id}: target_fingerprint {event.target_fingerprint}, expected "
-                f"{self._target_fingerprint}"
-            )
-        try:
-            hidden = self._features.read(event.content.features)
-        except LookupError as error:
-            self.num_without_features += 1
-            logger.warning("%s: %s", event.event_id, error)
-            return None
-        content = event.content
-        segment = Segment(
-            partition=received.partition,
-            offset=received.offset,
-            stream=event.stream,
-            hidden=hidden,
-            token_ids=content.token_ids.astype(np.int64),
-            top_token_ids=content.target_top_token_ids.astype(np.int64),
-            top_probabilities=np.exp(content.target_top_log_probabilities.astype(np.float32)),
-        )
-        for trainer in self._trainers:
-            _refuse_unusable(segment, trainer.drafter, event.event_id)
-        return segment
-
-
-def _refuse_unusable(segment: Segment, drafter: TrainableDrafter, event_id: str) -> None:
-    """Keep out of the memory what would spoil every batch that draws from it."""
-    expected = (len(segment.token_ids), drafter.hidden_size)
-    if segment.hidden.shape != expected:
-        raise ValueError(f"{event_id}: features {segment.hidden.shape}, expected {expected}")
-    if not np.isfinite(segment.hidden).all():
-        raise ValueError(f"{event_id}: features are not all finite")
-    highest = int(max(segment.token_ids.max(initial=0), segment.top_token_ids.max(initial=0)))
-    if highest >= drafter.vocab_size:
-        raise ValueError(f"{event_id}: token {highest}, expected 0..{drafter.vocab_size - 1}")

@@ -16,6 +16,7 @@ from functools import partial
 from inference.drafters.nothing import NothingDrafter
 from inference.ports import Drafter
 from inference.shadows import beside, nothing_beside
+from learner.spawning import family_of
 from pipeline.boards import PolicyFollower, ReleaseFollower
 from pipeline.eventlog.ports import EventLog, EventLogError
 from pipeline.registry import ArtifactError
@@ -33,7 +34,8 @@ class LogInbox:
     Args:
         open_log: Opens the event log; called once, in the background thread.
         load: Turns a release into a drafter.
-        drafter_ids: Drafters of the pool; releases of others are passed over.
+        drafter_ids: Drafters of the pool; releases of others than them and their experts are passed
+            over.
         poll_seconds: Time between two looks, > 0.
         canary_share: Share of the requests that a canary serves, in [0, 1).
 
@@ -127,7 +129,7 @@ class LogInbox:
             with self._lock:
                 self._policies[policy.stream] = policy
         for release in releases.poll():
-            if release.drafter_id not in self._drafter_ids:
+            if not self._is_ours(release.drafter_id):
                 continue
             if release.state is ReleaseState.LIVE:
                 self._take(release, lambda drafter: drafter)
@@ -136,6 +138,10 @@ class LogInbox:
         for release in releases.take_beside():
             if release.drafter_id in self._drafter_ids:
                 self._take_beside(release)
+
+    def _is_ours(self, drafter_id: str) -> bool:
+        """Tell whether a drafter is of the pool, or an expert of one that is."""
+        return drafter_id in self._drafter_ids or family_of(drafter_id) in self._drafter_ids
 
     def _take_beside(self, release: DrafterReleased) -> None:
         match release.state:

@@ -45,6 +45,8 @@ class DrafterSettings(Section):
     """Width of the inner layer (`hydra`, `eagle`, `token_lm`)."""
     memory_positions: int = Field(default=1_000_000, ge=1)
     """Positions of past traffic that training draws from: few follow, many remember (heads)."""
+    replay_bytes: int = Field(default=0, ge=0)
+    """Bytes of a fair sample of every stream's past, half of each batch; 0 = no sample (heads)."""
     rank: int = Field(default=256, ge=1, le=1_000_000)
     """Features that it is linear in (`convex`), or width of its token vectors (`token_lm`)."""
     num_heads: int = Field(default=8, ge=1, le=1024)

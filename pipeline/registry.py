@@ -155,6 +155,33 @@ class DrafterRegistry:
         """Load the trainer's tensors, checked like the weights."""
         return self._tensors(uri, self._manifest(uri, manifest_sha256), "training_state")
 
+    def copy(self, drafter_id: str, version: int, *, as_drafter_id: str) -> StoredArtifact:
+        """Publish a version, checked, under another drafter's id, once.
+
+        Returns:
+            The copy: the next version of that drafter, or the one that has the same weights.
+
+        Raises:
+            ArtifactError: If the version is not there, or damaged, or the store refuses.
+        """
+        source = self.find(drafter_id, version)
+        manifest = self._manifest(source.uri, source.manifest_sha256)
+        wanted = manifest["files"]["weights"]["sha256"]
+        known = self.versions(as_drafter_id)
+        for one in known:
+            copy = self.find(as_drafter_id, one)
+            files = self._manifest(copy.uri, copy.manifest_sha256)["files"]
+            if files["weights"]["sha256"] == wanted:
+                return copy
+        state = "training_state" in manifest["files"]
+        return self.write(
+            as_drafter_id,
+            max(known, default=-1) + 1,
+            self._tensors(source.uri, manifest, "weights"),
+            _parse_json(f"{source.uri}/config", self._file(source.uri, manifest, "config")),
+            training_state=self._tensors(source.uri, manifest, "training_state") if state else None,
+        )
+
     def versions(self, drafter_id: str) -> list[int]:
         """Return the published versions in ascending order, as their manifests number them.
 

@@ -25,6 +25,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from learner.selection import DEFAULT_POLICY, parse_policy
 from learner.updates import DEFAULT_RULE
+from pipeline.expert_settings import ExpertSection
 from pipeline.gate_settings import GateSection
 from pipeline.pool_settings import DEFAULT_POOL, DrafterSettings, Identifier, Pool, Section
 from pipeline.schedule_settings import ScheduleSettings
@@ -212,6 +213,7 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     learner: LearnerSettings = LearnerSettings()
     gate: GateSection = GateSection()
+    experts: ExpertSection = ExpertSection()
     schedule: ScheduleSettings = ScheduleSettings()
     archiver: ArchiverSettings = ArchiverSettings()
     content: ContentSettings = ContentSettings()

@@ -20,11 +20,12 @@ from inference.pool import DrafterPool
 from inference.ports import Drafter
 from inference.target import Target, load_target
 from inference.worker import Worker, WorkerOptions
+from learner.online_trainer import OnlineTrainer
 from learner.ports import EventSource
 from learner.selection import parse_policy
 from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
-from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
+from learner.training import DrafterTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from pipeline.archiver import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Archiver
 from pipeline.boards import (
@@ -41,6 +42,7 @@ from pipeline.eventlog.ports import EventLog, EventLogUnavailableError
 from pipeline.features import FeatureRecorder, RecordedFeatures
 from pipeline.inbox import LogInbox
 from pipeline.loops import Loop
+from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
 from pipeline.topics import TopicPlan, create_topics
@@ -319,7 +321,7 @@ def build_trainer(
             trainers.append(
                 DrafterTrainer(
                     trainable(one, rows, num_levels=settings.worker.num_speculative_tokens),
-                    training_settings(settings, one.memory_positions),
+                    training_settings(settings, one),
                     target_fingerprint=target.fingerprint,
                     tokenizer_hash=target.tokenizer_hash,
                     store=registry,
@@ -346,20 +348,22 @@ def _draft_vocabulary_texts(path: Path | None) -> list[str]:
         ) from error
 
 
-def training_settings(settings: Settings, memory_positions: int) -> TrainingSettings:
+def training_settings(settings: Settings, head: DrafterSettings) -> TrainingSettings:
     """Return how one head is trained."""
     one = settings.learner
     return TrainingSettings(
         num_levels=settings.worker.num_speculative_tokens,
         batch_size=one.batch_size,
         steps_per_event=one.steps_per_event,
-        memory_positions=memory_positions,
+        memory_positions=head.memory_positions,
+        replay_bytes=head.replay_bytes,
         release_every_events=one.publish_weights_every_events,
         keep_versions=one.keep_versions,
         seed=one.seed,
         rule=one.update_rule,
         gradient=OnlineGradientSettings(learning_rate=one.learning_rate),
         gate=settings.gate.settings(),
+        experts=settings.experts.settings(),
     )
 
 

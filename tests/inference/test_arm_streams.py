@@ -83,3 +83,19 @@ def test_a_swapped_pool_takes_its_arms_along() -> None:
     ours = learner.probabilities(np.ones(2, dtype=np.bool_))
     theirs = found.probabilities(np.ones(2, dtype=np.bool_))
     assert theirs[1:3] == pytest.approx(ours[3:5])
+
+
+def test_seconds_stay_with_their_drafter_when_the_pool_changes() -> None:
+    """A place in the pool is not always the same drafter's: experts come and go."""
+    streams = StreamArms(SPEC, 2)
+    event = make_event(num_drafters=2, num_speculative_tokens=2)
+    rounds = event.rounds
+    for index, each in ((0, 0.5), (1, 2.0)):
+        seconds = (rounds.num_draft_tokens * np.float32(each)).astype(np.float32)
+        chosen = np.where(rounds.drafter_index >= 0, index, -1).astype(rounds.drafter_index.dtype)
+        one = replace(rounds, drafter_index=chosen, draft_seconds=seconds)
+        streams.emitted(replace(event, rounds=one))
+    first, second = event.drafter_ids
+    assert streams.costs("s", [first, second]).draft_seconds.tolist() == [0.5, 2.0]
+    assert streams.costs("s", [second, first]).draft_seconds.tolist() == [2.0, 0.5]
+    assert streams.costs("s", ["new", second]).draft_seconds.tolist()[1] == 2.0

@@ -9,6 +9,7 @@ from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.pool import DrafterPool, PoolSession
 from inference.ports import Draft, Drafter
+from inference.shadows import beside
 from tests.inference import fakes
 from tests.inference.tiny import VOCAB_SIZE, start_trajectory, tiny_llama
 
@@ -97,3 +98,37 @@ def test_what_is_not_a_drafters_fault_is_not_swallowed() -> None:
     session = start(DrafterPool([fakes.raising(KeyboardInterrupt())]))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         session.draft(0, 2, RNG)
+
+
+def expert(number: int) -> fakes.FakeDrafter:
+    return fakes.proposing(Draft(token_ids=(7,)), drafter_id=f"one.expert-{number}")
+
+
+def ids(pool: DrafterPool) -> list[str]:
+    return [version.drafter_id for version in pool.versions]
+
+
+def test_an_expert_joins_the_pool_of_its_head_at_the_end_and_leaves_when_it_retires() -> None:
+    pool = DrafterPool([NothingDrafter(), proposing(5)])
+    before = start(pool)
+    pool.replace(expert(1))
+    pool.replace(expert(2))
+    pool.replace(expert(2))
+    assert ids(pool) == ["none", "one", "one.expert-1", "one.expert-2"]
+    assert start(pool).draft(2, 1, RNG).token_ids == (7,)
+    during = start(pool)
+    pool.replace(NothingDrafter("one.expert-1"))
+    assert ids(pool) == ["none", "one", "one.expert-2"]
+    assert not before.renew(), "requests at work keep the pool that they have"
+    assert (before.num_drafters, during.num_drafters) == (2, 4)
+    assert during.draft(2, 1, RNG).token_ids == (7,)
+    pool.replace(NothingDrafter("one.expert-9"))
+    assert ids(pool) == ["none", "one", "one.expert-2"]
+
+
+def test_invalid_experts_of_an_unknown_head_are_refused() -> None:
+    pool = DrafterPool([NothingDrafter()])
+    with pytest.raises(KeyError, match=r"'one\.expert-1' is not in the pool"):
+        pool.replace(expert(1))
+    with pytest.raises(KeyError, match="is not in the pool"):
+        pool.replace(beside(expert(1)))

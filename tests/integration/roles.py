@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from inference.emission import Emitter
+from learner.online_trainer import OnlineTrainer
 from learner.service import LearnerSettings, PolicyLearner
-from learner.training import DrafterTrainer, OnlineTrainer
+from learner.training import DrafterTrainer
 from pipeline.archiver import Archiver, ArchiverError
 from pipeline.boards import LogPolicyBoard, LogRefusedEvents, LogReleaseBoard
 from pipeline.dead_letters import DeadLetterTopic

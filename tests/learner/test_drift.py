@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from learner.drift import (
     regret_contributions,
 )
 
-SETTINGS = DriftSettings(hold_off=30, min_fall=0.05)
+SETTINGS = DriftSettings(delta=0.002, hold_off=30, min_fall=0.05)
 
 
 def alarms(values: NDArray[np.float64], settings: DriftSettings = SETTINGS) -> list[int]:
@@ -41,11 +42,26 @@ def test_steady_and_rising_acceptance_raises_no_alarm() -> None:
     assert alarms(np.concatenate([rng.normal(0.4, 0.1, 200), rng.normal(0.8, 0.1, 200)])) == []
 
 
+def test_a_fall_from_which_a_head_soon_recovers_is_found_before_it_has() -> None:
+    settings = DriftSettings(hold_off=10)
+    for seed in range(5):
+        noise = np.random.default_rng(seed).normal(0.0, 0.35, 102)
+        parts = [np.full(8, 1.3), np.full(40, 3.6), np.linspace(1.4, 3.4, 16), np.full(38, 3.4)]
+        (found,) = alarms(np.concatenate(parts) + noise, settings)
+        assert 48 <= found <= 48 + 12
+
+
+def test_steady_acceptance_seldom_raises_an_alarm_with_the_defaults() -> None:
+    settings = DriftSettings(hold_off=10)
+    values = np.random.default_rng(0).normal(2.5, 0.5, 20_000)
+    assert len(alarms(values, settings)) <= 2
+
+
 def test_after_an_alarm_there_is_a_time_without_another() -> None:
     rng = np.random.default_rng(1)
     values = np.concatenate([rng.normal(level, 0.05, 150) for level in (0.9, 0.6, 0.3)])
-    often = alarms(values, DriftSettings(hold_off=0, min_fall=0.05))
-    seldom = alarms(values, DriftSettings(hold_off=250, min_fall=0.05))
+    often = alarms(values, replace(SETTINGS, hold_off=0))
+    seldom = alarms(values, replace(SETTINGS, hold_off=250))
     assert len(often) == 2
     assert seldom == often[:1]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from learner.examples import ExampleMemory, Segment
-from learner.reservoir import StreamReservoirs, num_bytes
+from learner.reservoir import MAX_STREAMS, StreamReservoirs, num_bytes
 
 
 def segment(offset: int, stream: str = "code", *, size: int = 4) -> Segment:
@@ -95,3 +97,29 @@ def test_half_of_a_batch_comes_from_the_past() -> None:
 def test_invalid_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="max_bytes=0, expected >= 1"):
         StreamReservoirs(0, seed=0)
+
+
+def test_a_restart_keeps_the_sample_and_fills_it_from_what_is_read_again() -> None:
+    rng = np.random.default_rng(3)
+    names = [f"stream-{rng.integers(3)}" for _ in range(300)]
+    whole, parted = (StreamReservoirs(20 * SIZE, seed=0) for _ in range(2))
+    for offset, name in enumerate(names):
+        whole.add(segment(offset, name))
+        parted.add(segment(offset, name))
+        if offset % 60 == 30:
+            state = json.loads(json.dumps(parted.state()))
+            parted = StreamReservoirs(20 * SIZE, seed=0)
+            parted.resume(state)
+            assert parted.segments == []
+            for known in range(parted.first_offsets()[0], offset + 1):
+                parted.restore(segment(known, names[known]))
+    assert offsets(parted) == offsets(whole)
+    assert parted.state() == whole.state()
+
+
+def test_streams_beyond_the_bound_are_forgotten_the_least_recently_heard_first() -> None:
+    reservoirs = StreamReservoirs(10_000 * SIZE, seed=0)
+    for offset in range(MAX_STREAMS + 3):
+        reservoirs.add(segment(offset, f"stream-{offset}"))
+    assert len(reservoirs.segments) == MAX_STREAMS
+    assert min(offsets(reservoirs)) == 3

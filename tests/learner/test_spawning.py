@@ -77,6 +77,13 @@ def test_the_expert_that_contributed_least_makes_room() -> None:
     assert player.spawns[-1].retired_id == "head.expert-2"
 
 
+def test_a_head_that_contributed_less_than_every_expert_is_not_kept_in_a_full_family() -> None:
+    player = Player(SpawnSettings(max_experts=1, drift=DriftSettings(hold_off=30)))
+    for regime, size in (("A", 400), ("B", 120), ("A", 120)):
+        player.play(regime, size)
+    assert known(player) == ["A"]
+
+
 def test_the_same_experts_are_kept_whenever_the_learner_restarts() -> None:
     whole, parted = Player(), Player()
     for regime in "ABCBA":

@@ -19,7 +19,8 @@ from inference.drafters.token_lm_training import TrainableTokenLm
 from inference.sampling import SamplingParams
 from inference.target import Target
 from learner.examples import TrainingBatch
-from learner.training import DrafterTrainer, OnlineTrainer, TrainableDrafter, TrainingSettings
+from learner.online_trainer import OnlineTrainer
+from learner.training import DrafterTrainer, TrainableDrafter, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from pipeline.drafters import Head, HeadLoader
 from pipeline.registry import DrafterRegistry

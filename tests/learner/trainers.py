@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from learner.examples import TrainingBatch
+from learner.online_trainer import OnlineTrainer
 from learner.ports import ReceivedEvent
-from learner.training import DrafterTrainer, OnlineTrainer, TrainingSettings
+from learner.training import DrafterTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from learner.updates.rule import Weights
 from pipeline.registry import DrafterRegistry
@@ -153,10 +154,16 @@ class Place:
         ]
 
 
-def event_of(sequence: int, *, num_windows: int = 6, worker_epoch: int = 1) -> VerificationEvent:
+def event_of(
+    sequence: int, *, num_windows: int = 6, worker_epoch: int = 1, num_drafters: int = 3
+) -> VerificationEvent:
     """Return an event with content and features of its own."""
     event = make_event(
-        sequence=sequence, num_windows=num_windows, with_content=True, worker_epoch=worker_epoch
+        sequence=sequence,
+        num_windows=num_windows,
+        with_content=True,
+        worker_epoch=worker_epoch,
+        num_drafters=num_drafters,
     )
     assert event.content is not None
     rng = np.random.default_rng(sequence)

@@ -211,3 +211,19 @@ def test_a_log_that_is_down_does_not_hold_up_the_start() -> None:
     with following(refuse) as inbox:
         assert inbox.take_policies() == []
         assert inbox.num_failed_looks >= 1
+
+
+def test_experts_of_the_pools_heads_come_and_go(tmp_path: Path, log: EventLog) -> None:
+    board = LogReleaseBoard(log, source="learner")
+    with following(lambda: open_log(tmp_path, num_partitions=1)) as inbox:
+        board.publish(live("drafter-0.expert-1", 0))
+        board.publish(live("other.expert-1", 0))
+        wait_until(lambda: bool(inbox._drafters))
+        assert versions(inbox.take_drafters()) == {"drafter-0.expert-1": 0}
+        board.publish(
+            make_release(drafter_id="drafter-0.expert-1", version=0, state=ReleaseState.RETIRED)
+        )
+        wait_until(lambda: bool(inbox._drafters))
+        (gone,) = inbox.take_drafters()
+        assert isinstance(gone, NothingDrafter)
+        assert gone.version.drafter_id == "drafter-0.expert-1"

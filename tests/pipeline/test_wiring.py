@@ -14,6 +14,7 @@ from inference.target import Target
 from inference.worker import Request
 from pipeline.boards import LogReleaseBoard
 from pipeline.eventlog.ports import EventLog
+from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
 from pipeline.wiring import (
@@ -164,13 +165,20 @@ def test_settings_of_the_learner_reach_the_training() -> None:
                 "seed": 19,
                 "update_rule": "ensemble:num_experts=2",
             },
+            "experts": {"max_experts": 2, "delta": 0.1, "hold_off_events": 5, "min_fall": 0.4},
         }
     )
-    found = training_settings(settings, 23)
+    head = DrafterSettings(drafter_id="a", kind="hydra", memory_positions=23, replay_bytes=29)
+    found = training_settings(settings, head)
     assert found.rule == "ensemble:num_experts=2"
     assert (found.num_levels, found.steps_per_event, found.batch_size) == (3, 7, 11)
     assert (found.release_every_events, found.keep_versions, found.seed) == (13, 17, 19)
     assert (found.memory_positions, found.gradient.learning_rate) == (23, 0.5)
+    assert (found.replay_bytes, training_settings(Settings(), head).experts) == (29, None)
+    assert found.experts is not None
+    assert found.experts.max_experts == 2
+    drift = found.experts.drift
+    assert (drift.delta, drift.hold_off, drift.min_fall) == (0.1, 5, 0.4)
 
 
 def test_the_archiver_writes_what_a_worker_sent(

@@ -1,0 +1,100 @@
+"""All trainers of a target at the same events: an event is checked and its features read once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from learner.examples import Segment
+from learner.ports import FeatureStore, ReceivedEvent
+from learner.training import DrafterTrainer, TrainableDrafter
+
+logger = logging.getLogger(__name__)
+
+
+class OnlineTrainer:
+    """Hands every event to the trainers of all drafters (``learner.ports.Trainer``).
+
+    Args:
+        trainers: One per drafter, over the same target.
+        features: Recorded hidden states.
+        target_fingerprint: Of the target whose events are accepted.
+    """
+
+    def __init__(
+        self,
+        trainers: Sequence[DrafterTrainer],
+        features: FeatureStore,
+        *,
+        target_fingerprint: str,
+    ) -> None:
+        self._trainers = trainers
+        self._features = features
+        self._target_fingerprint = target_fingerprint
+        self.num_without_features = 0
+
+    def start_offsets(self) -> Mapping[int, int]:
+        """Return per partition the first offset that some trainer needs."""
+        wanted = [trainer.start_offsets() for trainer in self._trainers]
+        partitions = set[int]().union(*wanted)
+        # A trainer that does not name a partition has seen nothing of it.
+        return {p: min(offsets.get(p, 0) for offsets in wanted) for p in partitions}
+
+    def train(self, received: ReceivedEvent) -> None:
+        """Take one event.
+
+        Raises:
+            ValueError: If it is of another target, or its features or tokens cannot be the
+                target's; it then counts as contained.
+        """
+        segment = None
+        try:
+            segment = self._segment(received)
+        finally:
+            for trainer in self._trainers:
+                trainer.take(received, segment)
+
+    def _segment(self, received: ReceivedEvent) -> Segment | None:
+        """Return what the event teaches; None if it carries no content or no features."""
+        event = received.event
+        if event.content is None or event.content.features is None:
+            self.num_without_features += 1
+            return None
+        if event.target_fingerprint != self._target_fingerprint:
+            raise ValueError(
+                f"{event.event_id}: target_fingerprint {event.target_fingerprint}, expected "
+                f"{self._target_fingerprint}"
+            )
+        try:
+            hidden = self._features.read(event.content.features)
+        except LookupError as error:
+            self.num_without_features += 1
+            logger.warning("%s: %s", event.event_id, error)
+            return None
+        content = event.content
+        segment = Segment(
+            partition=received.partition,
+            offset=received.offset,
+            stream=event.stream,
+            hidden=hidden,
+            token_ids=content.token_ids.astype(np.int64),
+            top_token_ids=content.target_top_token_ids.astype(np.int64),
+            top_probabilities=np.exp(content.target_top_log_probabilities.astype(np.float32)),
+        )
+        for trainer in self._trainers:
+            _refuse_unusable(segment, trainer.drafter, event.event_id)
+        return segment
+
+
+def _refuse_unusable(segment: Segment, drafter: TrainableDrafter, event_id: str) -> None:
+    """Keep out of the memory what would spoil every batch that draws from it."""
+    expected = (len(segment.token_ids), drafter.hidden_size)
+    if segment.hidden.shape != expected:
+        raise ValueError(f"{event_id}: features {segment.hidden.shape}, expected {expected}")
+    if not np.isfinite(segment.hidden).all():
+        raise ValueError(f"{event_id}: features are not all finite")
+    highest = int(max(segment.token_ids.max(initial=0), segment.top_token_ids.max(initial=0)))
+    if highest >= drafter.vocab_size:
+        raise ValueError(f"{event_id}: token {highest}, expected 0..{drafter.vocab_size - 1}")
