@@ -111,6 +111,11 @@ class PolicyLearner:
         """What is known now, published or not."""
         return self._stream_to_state
 
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether anything was read that the published policies and positions do not contain."""
+        return self._num_unpublished_events > 0
+
     def run(self, stop: Callable[[], bool]) -> None:
         """Learn and train until ``stop()``, then publish what is left."""
         self._source.listen(self)

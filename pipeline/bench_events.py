@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schemas.events import (
     AcceptanceRule,
@@ -31,7 +32,8 @@ def bench_event(
     generator = np.random.default_rng(seed)
     accepted = generator.random((num_windows, num_speculative_tokens, num_drafters)) < 0.7
     acceptance = accepted.astype(np.float16)
-    rounds = _rounds(generator, num_windows + num_speculative_tokens, num_speculative_tokens)
+    lengths = np.cumprod(accepted[:, :, 0], axis=1).sum(axis=1)
+    rounds = _rounds(generator, lengths, num_speculative_tokens)
     return VerificationEvent(
         event_id=f"bench.{seed}",
         worker_id="bench",
@@ -72,12 +74,22 @@ def bench_event(
 
 
 def _rounds(
-    generator: np.random.Generator, num_positions: int, num_speculative_tokens: int
+    generator: np.random.Generator, lengths: NDArray[np.int64], num_speculative_tokens: int
 ) -> Rounds:
-    """Draw rounds that emit at least ``num_positions`` tokens."""
-    accepted = generator.integers(0, num_speculative_tokens + 1, num_positions)
-    count = int(np.searchsorted(np.cumsum(accepted + 1), num_positions) + 1)
-    emitted = (accepted[:count] + 1).astype(np.int16)
+    """Return the rounds of the first drafter, whose drafts are accepted as its windows say.
+
+    Args:
+        generator: Of the seconds.
+        lengths: Tokens accepted of a draft from each position, (W,); all K beyond.
+        num_speculative_tokens: K.
+    """
+    accepted, position = [], 0
+    while position < len(lengths) + num_speculative_tokens:
+        inside = position < len(lengths)
+        accepted.append(int(lengths[position]) if inside else num_speculative_tokens)
+        position += accepted[-1] + 1
+    count = len(accepted)
+    emitted = np.array(accepted, np.int16) + np.int16(1)
     seconds = generator.uniform(0.001, 0.02, (3, count)).astype(np.float32)
     return Rounds(
         first_position=(5 + np.cumsum(emitted) - emitted).astype(np.int32),

@@ -6,7 +6,6 @@ both. A window is one scored start position of N drafters and K levels.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -20,25 +19,24 @@ from rich.console import Console
 
 from inference.emission import Emitter
 from learner.service import LearnerSettings, PolicyLearner
-from pipeline.boards import LogPolicyBoard, PolicyFollower
+from pipeline.bench_broker import (
+    OPTIONS,
+    Passage,
+    bare_passages,
+    learning_process,
+    publish_delays,
+    whole_passage,
+)
 from pipeline.event_decoding import decode_events
-from pipeline.event_sender import LogEventSender
 from pipeline.eventlog.kafka import KafkaEventLog
-from pipeline.eventlog.kafka_clients import KafkaClients, KafkaOptions
 from pipeline.eventlog.ports import Message, StoredMessage
-from pipeline.group_source import GroupEventSource
 from pipeline.json_files import write_json
 from pipeline.topics import TopicPlan, create_topics
 from schemas.codec import decode_verification_event, encode
 from schemas.events import PolicyPublished, VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 
-BARE_TOPIC = "draftloop.bench-bare"
 IDLE_SECONDS = 30.0
-
-
-class BenchError(Exception):
-    """The benchmark could not be finished; the message says how far it came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +45,15 @@ class PipelineBench:
 
     Attributes:
         num_events: Events per measurement, >= 1.
+        num_repeats: Passages over the broker, bare and whole in turns, >= 1.
         delay_seconds: How long events flow while the delay to their policy is measured.
-        num_streams: Streams they are spread over.
-        round_seconds: A round of decoding, against which emission is compared.
+        round_seconds: A round of decoding, against which emission is compared: all that an event
+            costs its worker, spread over the rounds that it tells of.
     """
 
     num_events: int = 2000
+    num_repeats: int = 3
     delay_seconds: float = 10.0
-    num_streams: int = 16
     round_seconds: float = 0.02
 
 
@@ -88,29 +87,94 @@ def run_pipeline_bench(
     """
     windows = len(events[0].windows.start)
     values = [encode(event) for event in events]
+    console.print("encoding, decoding, learning ...")
     results = {
-        "encode_windows_per_second": windows * _rate(lambda i: encode(_nth(events, i)), bench),
+        "encode_windows_per_second": windows * _rate(lambda i: encode(_nth_of(events, i)), bench),
         "decode_windows_per_second": windows
         * _rate(lambda i: decode_verification_event(values[i % len(values)]), bench),
         "apply_windows_per_second": windows * _apply_rate(events, bench),
-        "emission_share": _emission_seconds(events, bench) / bench.round_seconds,
     }
-    options = KafkaOptions(compression="zstd", session_timeout_seconds=10.0)
-    with closing(KafkaEventLog(servers.split(","), options)) as log:
-        create_topics(log, TopicPlan(num_partitions=1))
-        bare = _bare_rate(servers, options, log, events, bench)
-        with closing(_Whole(log)) as whole:
-            rate = _end_to_end_rate(log, whole, events, bench)
-            delays = _publish_delays(log, events, bench, rate=rate / 2)
-        results["bare_windows_per_second"] = windows * bare
-        results["end_to_end_windows_per_second"] = windows * rate
-        results["end_to_end_share_of_bare"] = rate / bare
-        results["publish_delay_p99_seconds"] = float(np.quantile(delays, 0.99))
+    passages = _over_broker(events, servers, bench, console)
+    results |= _figures(passages, windows)
+    seconds = _emission_seconds(events, bench) + _median(passages.whole, "sender_seconds")
+    num_rounds = max(1, len(events[0].rounds.num_draft_tokens))
+    results["emission_share"] = seconds / num_rounds / bench.round_seconds
     for name, value in results.items():
-        console.print(f"{name:32} {value:14,.4f}", highlight=False)
+        console.print(f"{name:44} {_shown(value):>12}", highlight=False)
     if json_file is not None:
         write_json(json_file, results)
     return results
+
+
+def _nth_of(events: Sequence[VerificationEvent], index: int) -> VerificationEvent:
+    return events[index % len(events)]
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Passages:
+    """What went over the broker, repeat by repeat; ``one_process`` in events per second."""
+
+    bare: Sequence[Passage]
+    one_process: Sequence[float]
+    whole: Sequence[Passage]
+    delays_seconds: Sequence[float]
+
+
+def _over_broker(
+    events: Sequence[VerificationEvent], servers: str, bench: PipelineBench, console: Console
+) -> _Passages:
+    """Measure the passages in turns, so that a slow minute slows all of them."""
+    bare, one_process, whole = [], [], []
+    with closing(KafkaEventLog(servers.split(","), OPTIONS)) as log:
+        create_topics(log, TopicPlan(num_partitions=1))
+        with learning_process(servers) as learning:
+            for repeat in range(bench.num_repeats):
+                console.print(f"over the broker, {repeat + 1} of {bench.num_repeats} ...")
+                sent = _events(events, repeat * bench.num_events, bench.num_events)
+                two, one = bare_passages(servers, sent, log)
+                bare.append(two)
+                one_process.append(one)
+                whole.append(whole_passage(log, learning, sent))
+            console.print(f"delay to the policy, {bench.delay_seconds:.0f} s ...")
+            rate = _median(whole, "events_per_second") / 2
+            count = max(10, round(rate * bench.delay_seconds))
+            sent = _events(events, bench.num_repeats * bench.num_events, count)
+            delays = publish_delays(log, sent, num_streams=len(events), rate=rate)
+    return _Passages(bare=bare, one_process=one_process, whole=whole, delays_seconds=delays)
+
+
+def _figures(passages: _Passages, windows: int) -> dict[str, float]:
+    """Return rates and processor time per window; shares are medians over the repeats."""
+    rates = np.array([one.events_per_second for one in passages.whole])
+    bare = np.array([one.events_per_second for one in passages.bare])
+    results = {
+        "bare_windows_per_second": windows * float(np.median(bare)),
+        "bare_one_process_windows_per_second": windows * float(np.median(passages.one_process)),
+        "end_to_end_windows_per_second": windows * float(np.median(rates)),
+        "end_to_end_share_of_bare": float(np.median(rates / bare)),
+        "end_to_end_share_of_bare_in_one_process": float(
+            np.median(rates / np.array(passages.one_process))
+        ),
+        "publish_delay_p50_seconds": float(np.quantile(passages.delays_seconds, 0.5)),
+        "publish_delay_p99_seconds": float(np.quantile(passages.delays_seconds, 0.99)),
+    }
+    for name, each in (("bare", passages.bare), ("end_to_end", passages.whole)):
+        for side in ("sender", "receiver"):
+            seconds = _median(each, f"{side}_seconds")
+            results[f"{name}_{side}_microseconds_per_window"] = 1e6 * seconds / windows
+    return results
+
+
+def _median(passages: Sequence[Passage], name: str) -> float:
+    return float(np.median([getattr(one, name) for one in passages]))
+
+
+def _events(events: Sequence[VerificationEvent], first: int, count: int) -> list[VerificationEvent]:
+    return [_nth(events, index) for index in range(first, first + count)]
 
 
 def _nth(events: Sequence[VerificationEvent], index: int) -> VerificationEvent:
@@ -144,16 +208,22 @@ def _stored(events: Sequence[VerificationEvent], num_events: int) -> list[Stored
 
 def _apply_rate(events: Sequence[VerificationEvent], bench: PipelineBench) -> float:
     """Return events per second of processor time from bytes to published policies."""
+    # A learner loads its compiled kernels with its first event, once.
+    _apply(_stored(events, 2))
     messages = _stored(events, bench.num_events)
+    begun = time.process_time()
+    _apply(messages)
+    return len(messages) / (time.process_time() - begun)
+
+
+def _apply(messages: Sequence[StoredMessage]) -> None:
     source: Any = _NoSource()
     learner = PolicyLearner(source, _Policies(), LearnerSettings(), now=lambda: datetime.now(UTC))
-    begun = time.process_time()
     for start in range(0, len(messages), 100):
         rows, _ = decode_events(VERIFICATION_EVENTS, messages[start : start + 100])
         for row in rows:
             learner.learn_one(row)
         learner.publish()
-    return len(messages) / (time.process_time() - begun)
 
 
 class _NoSource:
@@ -169,139 +239,15 @@ class _NoSource:
 
 
 def _emission_seconds(events: Sequence[VerificationEvent], bench: PipelineBench) -> float:
-    """Return the serving thread's seconds per round: an event per segment, spread over its rounds.
+    """Return the serving thread's seconds per event: to build it, with its checks, and queue it.
 
-    Processor time of the thread, since what the sender does beside it is not waited for.
+    Processor time of the thread. What the sender does beside it, encoding and the client, is
+    measured on the way over the broker.
     """
     emitter = Emitter(lambda _: None, capacity=bench.num_events + 1)
     begun = time.thread_time()
     for index in range(bench.num_events):
-        emitter.emit(events[index % len(events)])
+        emitter.emit(_nth(events, index))
     seconds = time.thread_time() - begun
     emitter.close(IDLE_SECONDS)
-    rounds_per_event = max(1, len(events[0].rounds.num_draft_tokens))
-    return seconds / bench.num_events / rounds_per_event
-
-
-def _bare_rate(
-    servers: str,
-    options: KafkaOptions,
-    log: KafkaEventLog,
-    events: Sequence[VerificationEvent],
-    bench: PipelineBench,
-) -> float:
-    """Return events per second that kafka-python alone sends and receives, with these bytes."""
-    from kafka import TopicPartition
-
-    log.create_topic(replace(TopicPlan().declared()[0], name=BARE_TOPIC))
-    values = [encode(_nth(events, index)) for index in range(bench.num_events)]
-    clients = KafkaClients(servers.split(","), options)
-    producer, consumer = clients.producer(), clients.consumer(None)
-    place = TopicPartition(BARE_TOPIC, 0)
-    consumer.assign([place])
-    consumer.seek(place, log.end_offset(BARE_TOPIC, 0))
-    begun = time.monotonic()
-    sending = threading.Thread(target=_send_bare, args=(producer, values))
-    sending.start()
-    received = 0
-    while received < bench.num_events:
-        found = consumer.poll(timeout_ms=1000, max_records=2000)
-        received += sum(len(records) for records in found.values())
-    seconds = time.monotonic() - begun
-    sending.join()
-    producer.close()
-    consumer.close(autocommit=False)
-    return bench.num_events / seconds
-
-
-def _send_bare(producer: Any, values: Sequence[bytes]) -> None:
-    for value in values:
-        producer.send(BARE_TOPIC, value=value, key=b"bench")
-    producer.flush()
-
-
-class _Whole:
-    """A learner over the broker in a thread, and how fast events went through it."""
-
-    def __init__(self, log: KafkaEventLog) -> None:
-        self.source = GroupEventSource(log)
-        self.learner = PolicyLearner(
-            self.source,
-            LogPolicyBoard(log, source="bench"),
-            LearnerSettings(publish_every_events=200, poll_seconds=0.02),
-            now=lambda: datetime.now(UTC),
-        )
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.learner.run, args=(self.stop.is_set,))
-        self.thread.start()
-
-    def wait_for(self, num_learned: int) -> None:
-        deadline = time.monotonic() + 10 * IDLE_SECONDS
-        while self.learner.counts.num_learned < num_learned:
-            if time.monotonic() > deadline or not self.thread.is_alive():
-                raise BenchError(f"learned {self.learner.counts.num_learned} of {num_learned}")
-            time.sleep(0.002)
-
-    def close(self) -> None:
-        self.stop.set()
-        self.thread.join(IDLE_SECONDS)
-        self.source.close()
-
-
-def _end_to_end_rate(
-    log: KafkaEventLog, whole: _Whole, events: Sequence[VerificationEvent], bench: PipelineBench
-) -> float:
-    """Return events per second from ``emit`` to the learner's state."""
-    send = LogEventSender(lambda: log, source="bench")
-    send([_nth(events, 0)])
-    whole.wait_for(1)
-    emitter = Emitter(send, capacity=bench.num_events + 1, max_batch=500)
-    begun = time.monotonic()
-    for index in range(1, bench.num_events + 1):
-        emitter.emit(_nth(events, index))
-    whole.wait_for(bench.num_events + 1)
-    rate = bench.num_events / (time.monotonic() - begun)
-    emitter.close(IDLE_SECONDS)
-    return rate
-
-
-def _publish_delays(
-    log: KafkaEventLog,
-    events: Sequence[VerificationEvent],
-    bench: PipelineBench,
-    *,
-    rate: float,
-) -> list[float]:
-    """Return seconds from ``emit`` to the policy that contains the event, as a worker sees it."""
-    first = bench.num_events + 1
-    count = max(10, round(rate * bench.delay_seconds))
-    emitter = Emitter(LogEventSender(lambda: log, source="bench"), capacity=count)
-    emitted: dict[int, float] = {}
-    seen: dict[int, float] = {}
-    follower = PolicyFollower(log)
-    follower.poll()
-
-    def emit() -> None:
-        for index in range(first, first + count):
-            emitted[index] = time.monotonic()
-            emitter.emit(_nth(events, index))
-            time.sleep(max(0.0, emitted[first] + (index - first + 1) / rate - time.monotonic()))
-
-    emitting = threading.Thread(target=emit)
-    emitting.start()
-    deadline = time.monotonic() + bench.delay_seconds + IDLE_SECONDS
-    while len(seen) < count and time.monotonic() < deadline:
-        for policy in follower.poll():
-            now = time.monotonic()
-            for latest in policy.watermark.worker_to_sequence.values():
-                of_stream = range(latest, first - 1, -len(events))
-                for index in of_stream:
-                    if index in seen:
-                        break
-                    seen[index] = now
-    emitting.join()
-    emitter.close(IDLE_SECONDS)
-    if len(seen) < count:
-        # Left out, the slowest would make the quantile look better.
-        raise BenchError(f"{count - len(seen)} of {count} events reached no policy in time")
-    return [seen[index] - emitted[index] for index in range(first, first + count)]
+    return seconds / bench.num_events

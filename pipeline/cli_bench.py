@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -16,7 +18,7 @@ def add_bench_commands(bench: typer.Typer) -> None:
     """Register the commands."""
     bench.command(
         "pipeline",
-        epilog="Example: [bold]draftloop bench pipeline --kafka 127.0.0.1:9092[/bold]",
+        epilog="Example: [bold]draftloop bench pipeline --json pipeline.json[/bold]",
     )(bench_pipeline)
     bench.command(
         "vllm",
@@ -25,8 +27,15 @@ def add_bench_commands(bench: typer.Typer) -> None:
 
 
 def bench_pipeline(
-    kafka: Annotated[str, typer.Option(help="host:port of a broker that holds nothing else.")],
-    num_events: Annotated[int, typer.Option(min=10, help="Events per measurement.")] = 2000,
+    kafka: Annotated[
+        str,
+        typer.Option(
+            help="host:port of a broker that holds nothing else; without it one is started here, "
+            "if noida-db is installed."
+        ),
+    ] = "",
+    num_events: Annotated[int, typer.Option(min=100, help="Events per measurement.")] = 2000,
+    repeats: Annotated[int, typer.Option(min=1, help="Passages over the broker.")] = 3,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers to this file.")
     ] = None,
@@ -34,14 +43,17 @@ def bench_pipeline(
     """Measure encoding, learning, and the way over a broker against its bare client."""
     from pipeline.bench_events import bench_event
     from pipeline.bench_pipeline import PipelineBench, run_pipeline_bench
+    from pipeline.local_broker import NoBrokerError, local_broker
 
-    run_pipeline_bench(
-        [bench_event(seed, num_windows=NUM_WINDOWS) for seed in range(NUM_EVENTS)],
-        kafka,
-        PipelineBench(num_events=num_events),
-        json_file=json_file,
-        console=Console(),
-    )
+    events = [bench_event(seed, num_windows=NUM_WINDOWS) for seed in range(NUM_EVENTS)]
+    bench = PipelineBench(num_events=num_events, num_repeats=repeats)
+    try:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            servers = kafka or stack.enter_context(local_broker(folder))
+            run_pipeline_bench(events, servers, bench, json_file=json_file, console=Console())
+    except NoBrokerError as error:
+        raise typer.BadParameter(str(error), param_hint="--kafka") from None
 
 
 def bench_vllm(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import ContractError
+from schemas.quick_checks import are_good_rounds, are_good_windows
 
 if TYPE_CHECKING:
     from schemas import events
@@ -35,6 +36,7 @@ MAX_LEVELS = 2**15 - 2
 """Token counts of a round travel as int16, bonus token included."""
 
 _NO_TIME = timedelta(0)
+_WHOLE = (int, np.integer)
 _ROUND_COUNTS = (
     *("drafter_index", "num_draft_tokens", "num_accepted_tokens"),
     *("num_emitted_tokens", "num_scored_windows"),
@@ -72,7 +74,7 @@ def member(path: str, value: Any, kind: type) -> None:
 
 def count(path: str, value: Any, lowest: int = 0, highest: int = MAX_COUNT) -> None:
     """Refuse what is not a whole number in ``lowest``..``highest``."""
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    is_whole = isinstance(value, _WHOLE) and not isinstance(value, bool)
     if not is_whole or not lowest <= value <= highest:
         raise ContractError(
             path, found=repr(value), expected=f"a whole number in {lowest}..{highest}"
@@ -122,6 +124,8 @@ def within(
     path: str, values: NDArray[Any], lowest: Any, highest: Any, *, nan_allowed: bool = False
 ) -> None:
     """Refuse the first element outside [lowest, highest]; bounds broadcast."""
+    if not values.size:
+        return
     good = (values >= lowest) & (values <= highest)
     if good.all():
         return
@@ -267,6 +271,9 @@ def _awake(event: events.VerificationEvent, num_rounds: int) -> None:
 
 def _rounds(event: events.VerificationEvent) -> None:
     rounds = event.rounds
+    if are_good_rounds(event):
+        _awake(event, len(rounds.first_position))
+        return
     shape = (vector("rounds.first_position", rounds.first_position, np.int32),)
     for name in (*_ROUND_COUNTS, "batch_size"):
         array(f"rounds.{name}", getattr(rounds, name), np.int16, shape)
@@ -308,6 +315,8 @@ def _emitted(event: events.VerificationEvent) -> None:
 
 def _windows(event: events.VerificationEvent) -> None:
     windows, levels = event.windows, event.num_speculative_tokens
+    if are_good_windows(event):
+        return
     num_windows = vector("windows.start", windows.start, np.int32)
     array("windows.num_levels", windows.num_levels, np.int16, (num_windows,))
     start = windows.start.astype(np.int64)
@@ -330,17 +339,17 @@ def _not_scored_beyond(
     path: str, values: NDArray[np.float16], num_levels: NDArray[np.int16]
 ) -> None:
     """Refuse a score at a level that the window does not have."""
-    levels = values.shape[1]
-    for window in np.flatnonzero(num_levels < levels):
-        wrong = ~np.isnan(values[window, num_levels[window] :])
-        if wrong.any():
-            level, drafter = _first_index(wrong)
-            index = (int(window), int(num_levels[window]) + level, drafter)
-            raise ContractError(
-                path + _subscript(index),
-                found=values[index],
-                expected=f"NaN beyond the window's {num_levels[window]} levels",
-            )
+    short = np.flatnonzero(num_levels < values.shape[1])
+    exists = np.arange(values.shape[1]) < num_levels[short, None]
+    wrong = ~(np.isnan(values[short]) | exists[:, :, None])
+    if wrong.any():
+        row, level, drafter = _first_index(wrong)
+        window = int(short[row])
+        raise ContractError(
+            path + _subscript((window, level, drafter)),
+            found=values[window, level, drafter],
+            expected=f"NaN beyond the window's {num_levels[window]} levels",
+        )
 
 
 def feature_reference(reference: events.FeatureReference) -> None:

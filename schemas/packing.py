@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -47,13 +48,13 @@ def array_from_bytes(
     Raises:
         ContractError: If the number of bytes is not what ``shape`` needs.
     """
-    needed = dtype.itemsize * math.prod(shape)
+    needed = dtype.itemsize * (shape[0] if len(shape) == 1 else math.prod(shape))
     if len(data) != needed:
         raise ContractError(
             path, found=f"{len(data)} bytes", expected=f"{needed} bytes for {dtype.name}{shape}"
         )
     try:
-        values: NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+        values: NDArray[Any] = np.ndarray(shape, dtype, data)
     except ValueError as error:
         # An empty array may claim a shape that no array can have.
         raise ContractError(path, found=f"shape {shape}", expected=str(error)) from error
@@ -89,10 +90,19 @@ def drafters_to_records(drafters: Sequence[DrafterVersion]) -> list[Record]:
 
 def drafters_from_records(records: Sequence[Record]) -> tuple[DrafterVersion, ...]:
     """Build a pool; a refusal names the drafter's place in it."""
+    return _pool(tuple([tuple(map(record.__getitem__, _DRAFTER_FIELDS)) for record in records]))
+
+
+_DRAFTER_FIELDS = ("drafter_id", "weights_version", "draft_vocabulary_hash")
+
+
+@lru_cache(maxsize=256)
+def _pool(values: tuple[tuple[Any, ...], ...]) -> tuple[DrafterVersion, ...]:
+    """Build a pool once: thousands of events name the same one."""
     drafters = []
-    for index, record in enumerate(records):
+    for index, fields in enumerate(values):
         try:
-            drafters.append(DrafterVersion(**record))
+            drafters.append(DrafterVersion(**dict(zip(_DRAFTER_FIELDS, fields, strict=True))))
         except ContractError as error:
             raise error.under(f"drafters[{index}]") from error
     return tuple(drafters)

@@ -148,13 +148,13 @@ def _to_sampling(record: Record) -> SamplingRule:
 
 def _to_rounds(record: Record) -> Rounds:
     count = num_elements("rounds.first_position", record["first_position"], INT32)
-    return Rounds(
-        **{
-            name: array_from_bytes(f"rounds.{name}", record[name], dtype, (count,))
-            for name, dtype in _ROUND_DTYPES.items()
-            if record[name] or name not in _LATER_ROUND_ARRAYS
-        }
-    )
+    shape = (count,)
+    arrays = {}
+    for name, dtype in _ROUND_DTYPES.items():
+        data = record[name]
+        if data or name not in _LATER_ROUND_ARRAYS:
+            arrays[name] = array_from_bytes(f"rounds.{name}", data, dtype, shape)
+    return Rounds(**arrays)
 
 
 def _vector(path: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
