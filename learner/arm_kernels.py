@@ -121,6 +121,28 @@ finish_round = compiled(_end_round)
 """Pay for a round and let the alarm hear its length; price and schedule change in place."""
 
 
+@compiled
+def emitted_tokens(accepted: NDArray[np.int16], arm: int, max_tokens: int) -> int:
+    """Return what a round with an arm emits, bonus included, where (N,) would be accepted."""
+    if arm == 0:
+        return 1
+    return min(int(accepted[(arm - 1) // max_tokens]), (arm - 1) % max_tokens + 1) + 1
+
+
+@compiled
+def cover_windows(
+    starts: NDArray[np.int64], first: int, end: int, scores: bool, is_scored: NDArray[np.bool_]
+) -> int:
+    """Write whether a round scores the windows from ``first`` that start before ``end``.
+
+    Returns the next window.
+    """
+    while first < starts.size and starts[first] < end:
+        is_scored[first] = scores
+        first += 1
+    return first
+
+
 def _walk(
     learn_windows: Any,
     learn: Any,
@@ -183,8 +205,7 @@ def _walk(
                     )
         if at_end:
             break
-        while num_begun < num_windows and starts[num_begun] < position:
-            num_begun += 1
+        num_begun = cover_windows(starts, num_begun, position, False, is_scored)
         has_window = num_begun < num_windows and starts[num_begun] == position
         if not has_window:
             if is_idle[position]:
@@ -201,17 +222,13 @@ def _walk(
         scores = begin_round(schedule, share, score_coins[num_rounds])
         probabilities[num_rounds, 0] = chances[arm]
         probabilities[num_rounds, 1] = schedule[PROBABILITY]
-        length = 1
-        if arm > 0:
-            drafter = (arm - 1) // max_tokens
-            length += min(int(accepted[position, drafter]), (arm - 1) % max_tokens + 1)
+        length = emitted_tokens(accepted[position], arm, max_tokens)
         length = min(length, num_positions - position)
-        num_scored = 0
-        while num_begun < num_windows and starts[num_begun] < position + length:
-            is_scored[num_begun] = scores
-            num_scored += scores
-            num_begun += 1
-        rounds[num_rounds] = (position, arm, length, num_scored)
+        first, num_begun = (
+            num_begun,
+            cover_windows(starts, num_begun, position + length, scores, is_scored),
+        )
+        rounds[num_rounds] = (position, arm, length, scores * (num_begun - first))
         num_rounds += 1
         finish_round(table, seconds, price, schedule, tallies, max_tokens, arm, length)
         position += length

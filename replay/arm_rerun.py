@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.arm_selector import ArmSelector, unpacked_arms
 from learner.selection import parse_policy
@@ -54,16 +55,53 @@ def verify_logged_arms(
     """
     if request.awake is None:
         raise ValueError("the log does not say which drafters were awake")
-    rounds = request.rounds
-    found: list[Disagreement] = []
+    check = _ArmCheck(request, selector, tolerance)
     num_learned = 0
+    for index, is_awake in enumerate(request.awake):
+        is_prompt = int(request.rounds.first_position[index]) == request.first_position
+        if is_awake.any() and not is_prompt:
+            check.follow(index, is_awake)
+        rows = slice(num_learned, num_learned + int(request.rounds.num_scored_windows[index]))
+        check.learn(rows)
+        num_learned = rows.stop
+    return tuple(check.found)
 
-    def compare(index: int, quantity: str, logged: float, rebuilt: float) -> None:
-        if not abs(logged - rebuilt) <= tolerance:
-            found.append(
+
+class _ArmCheck:
+    """Follows the logged rounds with a selector and keeps what differs."""
+
+    def __init__(self, request: RequestTrace, selector: ArmSelector, tolerance: float) -> None:
+        self._request = request
+        self._selector = selector
+        self._tolerance = tolerance
+        self.found: list[Disagreement] = []
+
+    def follow(self, index: int, is_awake: NDArray[np.bool_]) -> None:
+        """Compare one round's choice and let the selector note its outcome."""
+        rounds = self._request.rounds
+        drafted = int(rounds.num_draft_tokens[index])
+        decision, _ = self._selector.follow(is_awake, int(rounds.drafter_index[index]))
+        most = min(drafted, decision.num_speculative_tokens)
+        for quantity, rebuilt in (
+            ("selection_probability", decision.probability),
+            ("score_probability", decision.score_probability),
+            ("num_draft_tokens", float(most)),
+        ):
+            self._compare(index, quantity, rebuilt)
+        self._selector.end_round(
+            decision,
+            drafted,
+            int(rounds.num_accepted_tokens[index]),
+            int(rounds.num_emitted_tokens[index]),
+        )
+
+    def _compare(self, index: int, quantity: str, rebuilt: float) -> None:
+        logged = float(getattr(self._request.rounds, quantity)[index])
+        if not abs(logged - rebuilt) <= self._tolerance:
+            self.found.append(
                 Disagreement(
-                    stream=request.stream,
-                    request_id=request.request_id,
+                    stream=self._request.stream,
+                    request_id=self._request.request_id,
                     round_index=index,
                     quantity=quantity,
                     logged=logged,
@@ -71,33 +109,13 @@ def verify_logged_arms(
                 )
             )
 
-    for index, is_awake in enumerate(request.awake):
-        is_prompt = int(rounds.first_position[index]) == request.first_position
-        if is_awake.any() and not is_prompt:
-            decision, _ = selector.follow(is_awake, int(rounds.drafter_index[index]))
-            chance, score_chance = (
-                float(rounds.selection_probability[index]),
-                float(rounds.score_probability[index]),
-            )
-            compare(index, "selection_probability", chance, decision.probability)
-            compare(index, "score_probability", score_chance, decision.score_probability)
-            drafted = int(rounds.num_draft_tokens[index])
-            most = min(drafted, decision.num_speculative_tokens)
-            compare(index, "num_draft_tokens", drafted, most)
-            selector.end_round(
-                decision,
-                drafted,
-                int(rounds.num_accepted_tokens[index]),
-                int(rounds.num_emitted_tokens[index]),
-            )
-        rows = slice(num_learned, num_learned + int(rounds.num_scored_windows[index]))
-        windows = request.windows
+    def learn(self, rows: slice) -> None:
+        """Teach the selector these windows, if there are any."""
+        windows = self._request.windows
         if windows.start[rows].size:
-            selector.learn(
+            self._selector.learn(
                 windows.acceptance_probability[rows],
                 windows.realised_acceptance[rows],
                 windows.num_levels[rows],
                 windows.start[rows].astype(np.int64),
             )
-        num_learned = rows.stop
-    return tuple(found)

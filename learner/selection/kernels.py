@@ -150,6 +150,34 @@ def choose(
     return draw(probabilities, coin)
 
 
+@compiled
+def find_awake(accepted: NDArray[np.int16], is_awake: NDArray[np.bool_]) -> bool:
+    """Write who can draft at a position, (N,), and return whether anybody can."""
+    any_awake = False
+    for index in range(accepted.size):
+        is_awake[index] = accepted[index] > ASLEEP
+        any_awake |= is_awake[index]
+    return any_awake
+
+
+@compiled
+def learn_next(
+    learn: Any,
+    table: NDArray[np.float64],
+    numbers: NDArray[np.float64],
+    losses: NDArray[np.float64],
+    first: int,
+    last: int,
+    buffer: NDArray[np.float64],
+) -> int:
+    """Learn the windows ``first`` to ``last``, exclusive, and return which comes next."""
+    for window in range(first, last):
+        buffer[:] = losses[window]
+        charge_sleeping(buffer, table[0])
+        learn(table, numbers, buffer)
+    return max(first, last)
+
+
 def _follow(
     learn: Any,
     table: NDArray[np.float64],
@@ -159,9 +187,7 @@ def _follow(
 ) -> None:
     buffer = np.empty(losses.shape[1])
     for window in range(losses.shape[0]):
-        buffer[:] = losses[window]
-        charge_sleeping(buffer, table[0])
-        learn(table, numbers, buffer)
+        learn_next(learn, table, numbers, losses, window, window + 1, buffer)
         after[window] = table[0]
 
 
@@ -190,34 +216,22 @@ def _walk(
     previous_index = int(last[0])
     position = num_learned = num_ready = num_rounds = 0
     while position < num_positions:
-        any_awake = False
-        for index in range(num_drafters):
-            is_awake[index] = accepted[position, index] >= 0
-            any_awake |= is_awake[index]
-        if not any_awake:
+        if not find_awake(accepted[position], is_awake):
             if is_idle[position]:
-                rounds[num_rounds, 0] = position
-                rounds[num_rounds, 1] = -1
-                rounds[num_rounds, 2] = 1
+                rounds[num_rounds] = (position, -1, 1)
                 num_rounds += 1
             position += 1
             continue
         while num_ready < num_windows and ready_at[num_ready] <= position:
             num_ready += 1
         if num_ready - num_learned >= block:
-            while num_learned < num_ready:
-                buffer[:] = losses[num_learned]
-                charge_sleeping(buffer, table[0])
-                learn(table, numbers, buffer)
-                num_learned += 1
+            num_learned = learn_next(learn, table, numbers, losses, num_learned, num_ready, buffer)
         masked_probabilities(table[0], is_awake, buffer)
         index = choose(mode, buffer, last[1:], previous_index, coins[num_rounds])
         last[1:] = buffer
         previous_index = index
         length = min(int(accepted[position, index]) + 1, num_positions - position)
-        rounds[num_rounds, 0] = position
-        rounds[num_rounds, 1] = index
-        rounds[num_rounds, 2] = length
+        rounds[num_rounds] = (position, index, length)
         probabilities[num_rounds] = buffer[index]
         num_rounds += 1
         length_loss = 1.0 - (accepted[position, index] + 1.0) / (num_levels + 1.0)
@@ -226,11 +240,7 @@ def _walk(
         )
         position += length
     # A request's end completes its last windows; the next request starts from them.
-    while num_learned < num_windows:
-        buffer[:] = losses[num_learned]
-        charge_sleeping(buffer, table[0])
-        learn(table, numbers, buffer)
-        num_learned += 1
+    learn_next(learn, table, numbers, losses, num_learned, num_windows, buffer)
     last[0] = previous_index
     return num_rounds
 
