@@ -105,7 +105,7 @@ class KafkaSettings(Section):
     """Bytes of a partition that are sent together."""
     linger_milliseconds: int = Field(default=5, ge=0, le=10_000)
     """How long a batch waits to be filled."""
-    timeout_seconds: float = Field(default=30.0, gt=0, le=600)
+    timeout_seconds: float = Field(default=30.0, ge=1, le=600)
     """How long a call waits for the broker."""
     session_timeout_seconds: float = Field(default=15.0, ge=1, le=600)
     """A learner that was silent for so long loses its partitions to the others."""

@@ -21,8 +21,8 @@ from pipeline.settings import KafkaSettings
 from pipeline.topics import TopicPlan, create_topics
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.broker import free_port, own_broker
+from tests.integration.broker_proxy import make_certificate, tls_proxy
 from tests.integration.sasl_refusal import refusing_listener
-from tests.integration.tls_proxy import make_certificate, tls_proxy
 from tests.pipeline.messages import event
 
 MOST_SECONDS = 20.0

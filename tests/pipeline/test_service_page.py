@@ -128,7 +128,7 @@ def test_a_service_that_finds_no_broker_at_its_start_says_so_on_its_page(
         {
             "data": tmp_path,
             "event_log": {"url": f"kafka://127.0.0.1:{free_port()}"},
-            "kafka": {"timeout_seconds": 0.2},
+            "kafka": {"timeout_seconds": 1.0},
             "metrics": {"learner_port": free_port()},
         }
     )

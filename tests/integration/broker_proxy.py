@@ -1,4 +1,4 @@
-"""TLS for the brokers of the tests, which have none: a proxy that ends it in front of one.
+"""A proxy before a broker of the tests: TLS, which they have not, and slow answers.
 
 A broker tells its clients where it is, so the proxy writes its own port into those answers. Both
 numbers take four bytes, so nothing else of an answer changes.
@@ -11,6 +11,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,14 +40,24 @@ def tls_proxy(broker: str, certificate: Path) -> Iterator[str]:
     """Yield ``host:port`` where ``broker`` is reached over TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_suffix(".key"))
-    with socket.create_server((HOST, 0)) as listener, _Proxy(broker, listener, context) as proxy:
-        yield f"{HOST}:{proxy.port}"
+    with socket.create_server((HOST, 0)) as listener, Proxy(broker, listener, context) as proxy:
+        yield proxy.servers
 
 
-class _Proxy:
+@contextmanager
+def slow_proxy(broker: str) -> Iterator[Proxy]:
+    """Yield a proxy whose ``delay_seconds`` every answer waits, once it is set."""
+    with socket.create_server((HOST, 0)) as listener, Proxy(broker, listener, None) as proxy:
+        yield proxy
+
+
+class Proxy:
     """Accepts until its block ends; every connection has a thread per direction."""
 
-    def __init__(self, broker: str, listener: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, broker: str, listener: socket.socket, context: ssl.SSLContext | None
+    ) -> None:
+        self.delay_seconds = 0.0
         self._broker_port = int(broker.rpartition(":")[2])
         self._listener = listener
         self._context = context
@@ -54,7 +65,11 @@ class _Proxy:
         self._threads = [threading.Thread(target=self._accept)]
         self.port: int = listener.getsockname()[1]
 
-    def __enter__(self) -> _Proxy:
+    @property
+    def servers(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def __enter__(self) -> Proxy:
         self._threads[0].start()
         return self
 
@@ -81,7 +96,7 @@ class _Proxy:
 
     def _serve(self, plain: socket.socket) -> None:
         with suppress(OSError):
-            client = self._context.wrap_socket(plain, server_side=True)
+            client = self._context.wrap_socket(plain, server_side=True) if self._context else plain
             broker = socket.create_connection((HOST, self._broker_port))
             self._sockets += [client, broker]
             self._start(self._answers, broker, client)
@@ -89,11 +104,12 @@ class _Proxy:
                 broker.sendall(data)
             broker.shutdown(socket.SHUT_WR)
 
-    def _answers(self, broker: socket.socket, client: ssl.SSLSocket) -> None:
+    def _answers(self, broker: socket.socket, client: socket.socket) -> None:
         host = HOST.encode()
         true_place = host + struct.pack(">i", self._broker_port)
         our_place = host + struct.pack(">i", self.port)
         with suppress(OSError), broker.makefile("rb") as stream:
             while head := stream.read(4):
                 answer = stream.read(struct.unpack(">i", head)[0])
+                time.sleep(self.delay_seconds)
                 client.sendall(head + answer.replace(true_place, our_place))
