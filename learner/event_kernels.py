@@ -74,16 +74,16 @@ def measure_event(
             loss = length_weight * estimated + (1.0 - length_weight) * first
             if loss < 0.0 or loss > 1.0:
                 return row, row, drafter, loss
+            learned = length if policy_loss == LENGTH_LOSS else first
+            if policy_loss == HYBRID_LOSS:
+                learned = 0.5 * (length + first)
+            if policy_loss != NO_LOSS and (learned < 0.0 or learned > 1.0):
+                return row, row, drafter, learned
             place = places[drafter]
-            if place < 0:
-                continue
-            losses[row, place] = loss
-            if policy_loss == FIRST_LOSS:
-                policy_losses[row, place] = first
-            elif policy_loss == LENGTH_LOSS:
-                policy_losses[row, place] = length
-            elif policy_loss == HYBRID_LOSS:
-                policy_losses[row, place] = 0.5 * (length + first)
+            if place >= 0:
+                losses[row, place] = loss
+                if policy_loss != NO_LOSS:
+                    policy_losses[row, place] = learned
         row += 1
     return row, -1, -1, 0.0
 

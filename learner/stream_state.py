@@ -138,7 +138,7 @@ class StreamState:
         if not _is_carried(spec) or not self.drafters:
             return None
         policy = copied(self.policy) if self.policy else spec.build(len(self.drafters))
-        policy.learn_windows(losses)
+        policy.follow(losses)
         if policy.learns_rounds:
             _learn_rounds(policy, event, places)
         return policy

@@ -29,10 +29,12 @@ FIRST_LEARNER = 3
 
 @compiled
 def judge_learners(
-    table: NDArray[np.float64], mass: NDArray[np.float64], losses: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return every learner's regret on the window: what the mixture lost minus what it lost."""
-    regrets = np.empty(NUM_LEARNERS)
+    table: NDArray[np.float64],
+    mass: NDArray[np.float64],
+    losses: NDArray[np.float64],
+    regrets: NDArray[np.float64],
+) -> None:
+    """Write every learner's regret on the window: what the mixture lost minus what it lost."""
     played = 0.0
     for learner in range(NUM_LEARNERS):
         loss = 0.0
@@ -42,7 +44,6 @@ def judge_learners(
         played += mass[learner] * loss
     for learner in range(NUM_LEARNERS):
         regrets[learner] += played
-    return regrets
 
 
 @compiled
@@ -52,6 +53,7 @@ def learn_shares(
     losses: NDArray[np.float64],
     to_past: float,
     newest: float,
+    scratch: NDArray[np.float64],
 ) -> None:
     """Let every learner of the grid learn the window, and add their posterior to the past.
 
@@ -61,15 +63,18 @@ def learn_shares(
         losses: Shape (N,).
         to_past: Part of each share that goes to the mean past posterior; the rest to the prior.
         newest: Weight of this window's posterior in that mean.
+        scratch: (3, N), written.
     """
     num_drafters = losses.size
-    target = to_past * table[PAST] + (1.0 - to_past) * table[1]
-    posterior = np.zeros(num_drafters)
-    factor = np.empty(num_drafters)
+    target, posterior, factor = scratch[0], scratch[1], scratch[2]
+    for index in range(num_drafters):
+        target[index] = to_past * table[PAST, index] + (1.0 - to_past) * table[1, index]
+        posterior[index] = 0.0
     for learner in range(NUM_LEARNERS):
         if learner % len(SHARES) == 0:
             for index in range(num_drafters):
-                factor[index] = np.exp(-RATE_OF_LEARNER[learner] * losses[index])
+                loss = losses[index]
+                factor[index] = np.exp(-RATE_OF_LEARNER[learner] * loss) if loss > 0.0 else 1.0
         row = table[FIRST_LEARNER + learner]
         total = 0.0
         for index in range(num_drafters):
@@ -112,8 +117,10 @@ def learn(
     numbers[NUM_WINDOWS] += 1.0
     if numbers[NUM_WINDOWS] == 1.0:
         mass[:] = 1.0 / NUM_LEARNERS
-    regrets = judge_learners(table, mass, losses)
-    learn_shares(table, mass, losses, numbers[TO_PAST], 1.0 / (numbers[NUM_WINDOWS] + 1.0))
+    regrets, scratch = np.empty(NUM_LEARNERS), np.empty((3, losses.size))
+    judge_learners(table, mass, losses, regrets)
+    newest = 1.0 / (numbers[NUM_WINDOWS] + 1.0)
+    learn_shares(table, mass, losses, numbers[TO_PAST], newest, scratch)
     weigh_learners(numbers, mass, regrets)
     table[0, :] = 0.0
     for learner in range(NUM_LEARNERS):

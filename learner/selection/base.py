@@ -127,7 +127,10 @@ class CompiledPolicy:
 
     def learn_windows(self, losses: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Learn windows in order, shape (W, N), and return the probabilities after each."""
-        values = checked_losses(losses, self.num_drafters)
+        return self.follow(checked_losses(losses, self.num_drafters))
+
+    def follow(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Learn windows as ``learn_windows``: contiguous losses that were checked when measured."""
         after = np.empty_like(values)
         kernels.follow(self.kernel, self.table, self.numbers, values, after)
         return after
