@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +26,19 @@ from pipeline.kafka_options import kafka_options
 from pipeline.settings import KafkaSettings
 from tests.integration.broker import BOOTSTRAP_VARIABLE, kafka_log, kafka_settings
 from tests.integration.broker_proxy import make_certificate
+from tests.integration.kafka_client import forgets_sockets, sockets_freed_here
 
 KILL, START, FAIL_OVER = "KAFKA_KILL_COMMAND", "KAFKA_START_COMMAND", "KAFKA_FAILOVER_COMMAND"
 MOST_SECONDS = 180.0
 NUM_BEFORE = 200
 OPTIONS = KafkaOptions(timeout_seconds=10.0)
 
-pytestmark = [pytest.mark.real_broker, pytest.mark.external_service, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.real_broker,
+    pytest.mark.external_service,
+    pytest.mark.timeout(600),
+    forgets_sockets,
+]
 
 
 def needs(*variables: str, what: str) -> pytest.MarkDecorator:
@@ -43,8 +49,9 @@ def needs(*variables: str, what: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def servers() -> str:
-    return os.environ[BOOTSTRAP_VARIABLE]
+def servers() -> Iterator[str]:
+    with sockets_freed_here():
+        yield os.environ[BOOTSTRAP_VARIABLE]
 
 
 @pytest.fixture
@@ -63,7 +70,8 @@ class Writer:
         self._topic = topic
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.offset_to_value: dict[int, bytes] = {}
+        # Not by offset: a broker that forgets gives an offset away again.
+        self.acknowledged: list[tuple[int, bytes]] = []
         self.num_refused = 0
 
     def __enter__(self) -> Writer:
@@ -84,7 +92,7 @@ class Writer:
                 self.num_refused += 1
                 time.sleep(0.1)
                 continue
-            self.offset_to_value[offset] = value
+            self.acknowledged.append((offset, value))
             number += 1
 
 
@@ -109,29 +117,30 @@ def everything(servers: str, topic: str) -> dict[int, bytes | None]:
     return found
 
 
+def lost(writer: Writer, found: Mapping[int, bytes | None]) -> list[tuple[int, bytes]]:
+    return [(offset, value) for offset, value in writer.acknowledged if found.get(offset) != value]
+
+
 @needs(KILL, START, what="acknowledged writes after kill -9")
 def test_writes_that_were_acknowledged_are_there_after_kill_9(servers: str, topic: str) -> None:
     with closing(kafka_log(servers, OPTIONS)) as log, Writer(log, topic) as writer:
-        until(lambda: len(writer.offset_to_value) >= NUM_BEFORE)
+        until(lambda: len(writer.acknowledged) >= NUM_BEFORE)
         run(KILL)
         until(lambda: writer.num_refused > 0)
         run(START)
-        count = len(writer.offset_to_value)
-        until(lambda: len(writer.offset_to_value) >= count + NUM_BEFORE)
-    found = everything(servers, topic)
-    lost = {o: v for o, v in writer.offset_to_value.items() if found.get(o) != v}
-    assert lost == {}
+        count = len(writer.acknowledged)
+        until(lambda: len(writer.acknowledged) >= count + NUM_BEFORE)
+    assert lost(writer, everything(servers, topic)) == []
 
 
 @needs(FAIL_OVER, what="failover")
 def test_another_node_takes_over_and_nothing_acknowledged_is_lost(servers: str, topic: str) -> None:
     with closing(kafka_log(servers, OPTIONS)) as log, Writer(log, topic) as writer:
-        until(lambda: len(writer.offset_to_value) >= NUM_BEFORE)
+        until(lambda: len(writer.acknowledged) >= NUM_BEFORE)
         run(FAIL_OVER)
-        count = len(writer.offset_to_value)
-        until(lambda: len(writer.offset_to_value) >= count + NUM_BEFORE)
-    found = everything(servers, topic)
-    assert {o: v for o, v in writer.offset_to_value.items() if found.get(o) != v} == {}
+        count = len(writer.acknowledged)
+        until(lambda: len(writer.acknowledged) >= count + NUM_BEFORE)
+    assert lost(writer, everything(servers, topic)) == []
 
 
 def refusal(servers: str, settings: KafkaSettings) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,24 +20,20 @@ from pipeline.topics import TopicPlan, create_topics
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.broker import free_port, own_broker
 from tests.integration.broker_proxy import make_certificate, tls_proxy
+from tests.integration.kafka_client import forgets_sockets, sockets_freed_here
 from tests.integration.sasl_refusal import refusing_listener
 from tests.pipeline.messages import event
 
 MOST_SECONDS = 20.0
 """Far less than the client's patience, which is set to the default of 30 s."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")
+pytestmark = forgets_sockets
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _refused_sockets_are_freed_here() -> Iterator[None]:
-    """The client does not close them, and its log records would keep them alive."""
-    client_logger = logging.getLogger("kafka")
-    before = client_logger.level
-    client_logger.setLevel(logging.CRITICAL + 1)
-    yield
-    client_logger.setLevel(before)
-    gc.collect()
+    with sockets_freed_here():
+        yield
 
 
 @pytest.fixture(scope="module")
