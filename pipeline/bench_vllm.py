@@ -28,7 +28,12 @@ from rich.table import Table
 
 from inference.model_files import resolve_target
 from inference.target import Target
-from pipeline.bench_vllm_heads import release_head, trained_head
+from pipeline.bench_vllm_heads import (
+    DRAFT_VOCABULARY_SIZE,
+    INNER_SIZE,
+    release_head,
+    trained_head,
+)
 from pipeline.bench_vllm_result import (
     DRAFTLOOP,
     LEARNING,
@@ -45,6 +50,7 @@ from pipeline.pool_settings import DrafterSettings
 from pipeline.settings import (
     ContentSettings,
     FeatureSettings,
+    LearnerSettings,
     Settings,
     WorkerSettings,
     service_environment,
@@ -63,7 +69,7 @@ LOOKUPS = (
     DrafterSettings(drafter_id="none", kind="none"),
     DrafterSettings(drafter_id="prompt-lookup", kind="prompt_lookup"),
     DrafterSettings(drafter_id="suffix", kind="suffix"),
-    DrafterSettings(drafter_id=HEAD, kind="hydra"),
+    DrafterSettings(drafter_id=HEAD, kind="hydra", inner_size=INNER_SIZE),
 )
 
 
@@ -171,6 +177,7 @@ def _settings(settings: Settings, bench: VllmBench, data: Path) -> Settings:
         ),
         content=ContentSettings(consenting_streams=(STREAM,)),
         features=FeatureSettings(enabled=True),
+        learner=LearnerSettings(draft_vocabulary_size=DRAFT_VOCABULARY_SIZE),
     )
 
 

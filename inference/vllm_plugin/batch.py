@@ -69,7 +69,7 @@ class BatchDrafter:
             places, num_levels, options.scoring_share, self.guard, np.random.default_rng(seed)
         )
         self.reporting = Reporting(connection, num_levels, self._lookup_places, places)
-        self._histories = Histories(options.history_bytes, is_shared=options.shares_streams)
+        self.histories = Histories(options.history_bytes, is_shared=options.shares_streams)
         self._certainty = Certainty()
         self.costs = StepCosts()
         self.book = RowBook()
@@ -177,10 +177,12 @@ class BatchDrafter:
                 continue
             key = facts.request_ids[row] if facts else ""
             request = self.book.by_id(key) if facts else known.get(row)
-            if request is not None and not request.continues_in(token_ids[row], before[row]):
+            if request is not None and not request.begins(token_ids[row], before[row]):
                 # vLLM has rewritten it, or a row's tokens are not what they were.
                 self._end(request)
                 request = None
+            if request is not None:
+                self._catch_up(request, token_ids[row, : before[row]])
             if request is None:
                 request = self._begin(key, token_ids[row, : before[row]], facts)
             rows[row] = request
@@ -194,21 +196,34 @@ class BatchDrafter:
             np.array(prompt, dtype=np.int32),
             self._num_levels,
             self._num_slots,
-            self._histories.of(stream),
+            self.histories.of(stream),
             self._certainty,
         )
         recorder = RowRecorder(
             self.reporting.facts,
-            request_id=self.reporting.request_id(event_request_id(key) if key else ""),
+            request_id=self.reporting.request_id(
+                event_request_id(key) if key else "",
+                is_continued=len(prompt) > (known.num_prompt_tokens or len(prompt)),
+            ),
             stream=stream,
             request=known,
             lookup=lookup,
             has_content=stream in options.consenting_streams,
         )
         heads = RowHeads.fresh(self.heads.num_heads)
-        request = RequestRow(key, known, lookup, recorder, heads)
+        request = RequestRow(key, stream, known, lookup, recorder, heads)
         self.book.add(request)
         return request
+
+    def _catch_up(self, request: RequestRow, row: NDArray[np.int32]) -> None:
+        """Take in tokens of steps that were not shown: plain steps, as far as can be known.
+
+        Near the end of the context vLLM asks nobody for drafts.
+        """
+        missed = row[request.lookup.num_tokens :]
+        request.draft = request.draft if not missed.size else RowDraft()
+        for at in range(missed.size):
+            self._verified(request, missed[at : at + 1].astype(np.int32), None, 0, 0.0, 1)
 
     def _take_in(
         self,
@@ -273,7 +288,7 @@ class BatchDrafter:
             states,
         )
         self.reporting.count_round(request, drafted, int(emitted.size))
-        learn_emitted(self.heads.records, request.heads, emitted)
+        learn_emitted(self.heads.records, request.heads, request.stream, emitted)
         request.lookup.advance(emitted)
         request.state = None if states is None or not len(states) else states[-1]
         request.draft = RowDraft()

@@ -11,6 +11,7 @@ Axes: B rows, K levels, M heads.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,8 +29,10 @@ PRIOR_OBSERVATIONS = 4.0
 RATE_MEMORY = 0.99
 """Of a head's hits over all requests, per observation."""
 
-ROW_PRIOR = 4.0
-"""Observations that all requests together count as in one request."""
+PRIOR_WEIGHT = 4.0
+"""Observations that all streams together count as in one, and a stream in one request."""
+
+MOST_STREAMS = 256
 
 FIRST_RATE = 0.5
 """Hits expected of a head that nothing is known of: it is tried."""
@@ -88,29 +91,52 @@ class HeadRecord:
         self.level_seconds = float("nan")
         self._counts = np.zeros((NUM_CONFIDENCES * NUM_LEVELS, 2))
         self._rates = np.zeros((2, 2))
+        self._stream_to_rates: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
+        self._token_ids = torch.empty(0, dtype=torch.int64)
 
     def renew(self, drafter: HydraDrafter | None) -> None:
         """Take up another version; what was known of the one before says little of it."""
         self.drafter = drafter
         self._counts *= 0.2
         self._rates *= 0.1
+        for rates in self._stream_to_rates.values():
+            rates *= 0.1
+        if drafter is not None:
+            device = drafter.rows.head.device
+            self._token_ids = drafter.rows.vocabulary.token_ids.to(device)
 
-    def expected(self, row: NDArray[np.float64]) -> tuple[float, float]:
+    def expected(self, row: NDArray[np.float64], stream: str) -> tuple[float, float]:
         """Return the chances of the first and of later levels in a request, before it is asked.
+
+        What its stream has seen counts before what all have seen, and its own before both.
 
         Args:
             row: Its counts there, (2, 2).
+            stream: Its stream.
         """
-        known = (self._rates[:, 0] + 2.0 * FIRST_RATE) / (self._rates[:, 1] + 2.0)
-        chances = (row[:, 0] + ROW_PRIOR * known) / (row[:, 1] + ROW_PRIOR)
+        chances = (self._rates[:, 0] + 2.0 * FIRST_RATE) / (self._rates[:, 1] + 2.0)
+        for counts in (self._of_stream(stream), row):
+            chances = (counts[:, 0] + PRIOR_WEIGHT * chances) / (counts[:, 1] + PRIOR_WEIGHT)
         return float(chances[0]), float(chances[1])
 
-    def observe(self, row: NDArray[np.float64], level: int, cell: int, came_true: bool) -> None:
-        """Learn whether a proposal came true, in a request and in all."""
+    def observe(
+        self, row: NDArray[np.float64], stream: str, level: int, cell: int, came_true: bool
+    ) -> None:
+        """Learn whether a proposal came true, in a request, in its stream and in all."""
         hit, later = float(came_true), int(level > 0)
         row[later] = 0.97 * row[later] + (hit, 1.0)
-        self._rates[later] = RATE_MEMORY * self._rates[later] + (hit, 1.0)
+        for rates in (self._of_stream(stream), self._rates):
+            rates[later] = RATE_MEMORY * rates[later] + (hit, 1.0)
         self._counts[cell] = COUNT_MEMORY * self._counts[cell] + (hit, 1.0)
+
+    def _of_stream(self, stream: str) -> NDArray[np.float64]:
+        """Return a stream's hits and observations, (2, 2); of many streams the newest are kept."""
+        rates = self._stream_to_rates.get(stream)
+        if rates is None:
+            rates = self._stream_to_rates[stream] = np.zeros((2, 2))
+            while len(self._stream_to_rates) > MOST_STREAMS:
+                self._stream_to_rates.popitem(last=False)
+        return rates
 
     @torch.inference_mode()
     def unroll(
@@ -133,12 +159,12 @@ class HeadRecord:
         began = time.perf_counter()
         levels: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]] = []
         state = states.to(self.drafter.rows.head.dtype)
-        newest = torch.from_numpy(token_ids)
+        newest = torch.from_numpy(token_ids).to(state.device)
         for level in range(num_levels):
             state, newest, sureness = self._level(state, newest)
             confidence = (sureness * NUM_CONFIDENCES).astype(np.int64).clip(0, NUM_CONFIDENCES - 1)
             cells = confidence * NUM_LEVELS + min(level, NUM_LEVELS - 1)
-            levels.append((newest.numpy(), self._chances(cells, sureness), cells))
+            levels.append((newest.cpu().numpy(), self._chances(cells, sureness), cells))
             if stop(levels[-1][1], level):
                 break
         seconds = time.perf_counter() - began
@@ -156,10 +182,10 @@ class HeadRecord:
         state = next_state(state, embedding, head.mix, head.out)
         logits = head.rows.logits(state * head.weights["gain"]).float()
         best = logits.max(-1)
-        sureness = (best.values - logits.logsumexp(-1)).exp().numpy().astype(np.float64)
+        sureness = (best.values - logits.logsumexp(-1)).exp().cpu().numpy().astype(np.float64)
         if not np.isfinite(sureness).all():
             raise FloatingPointError("the head's output is not finite")
-        return state, head.rows.vocabulary.token_ids[best.indices], sureness
+        return state, self._token_ids[best.indices], sureness
 
     def _chances(
         self, cells: NDArray[np.int64], sureness: NDArray[np.float64]
@@ -176,14 +202,16 @@ class HeadRecord:
         )
 
 
-def learn_emitted(records: list[HeadRecord], heads: RowHeads, emitted: NDArray[np.int32]) -> None:
+def learn_emitted(
+    records: list[HeadRecord], heads: RowHeads, stream: str, emitted: NDArray[np.int32]
+) -> None:
     """Judge what heads proposed for a row by what the step emitted there."""
     for index, (tokens, cells) in heads.asked.items():
         for level, (token, cell) in enumerate(zip(tokens, cells, strict=True)):
             if level >= emitted.size or token == NO_TOKEN:
                 break
             came_true = token == int(emitted[level])
-            records[index].observe(heads.counts[index], level, cell, came_true)
+            records[index].observe(heads.counts[index], stream, level, cell, came_true)
             if not came_true:
                 break
     heads.asked.clear()

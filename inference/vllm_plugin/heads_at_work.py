@@ -161,7 +161,9 @@ class HeadsAtWork:
         expected = np.empty((len(ready), len(live), self._num_levels))
         for at, i in enumerate(ready):
             for column, m in enumerate(live):
-                first, later = self.records[m].expected(requests[i].heads.counts[m])
+                first, later = self.records[m].expected(
+                    requests[i].heads.counts[m], requests[i].stream
+                )
                 expected[at, column] = first * later**levels
         level_tokens = np.array([self._level_tokens(m, rate, price) for m in live])
         found: dict[int, list[int]] = {}

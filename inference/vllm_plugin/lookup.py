@@ -16,7 +16,7 @@ NUM_HEADS = 2048
 BYTES_PER_SHARED_TOKEN = 4 + 8 + 8
 """Token, chain, and as many chain heads as tokens."""
 
-MOST_STREAMS = 64
+MOST_STREAMS = 16
 """Streams whose histories are kept apart; the least recently used goes first."""
 
 

@@ -59,10 +59,16 @@ class Reporting:
         self.num_events = 0
         self._num_requests = 0
 
-    def request_id(self, request_id: str) -> str:
-        """Return the id that a request's events carry; one that vLLM did not tell is made up."""
+    def request_id(self, request_id: str, *, is_continued: bool) -> str:
+        """Return the id that a request's events carry; one that vLLM did not tell is made up.
+
+        One that is met in the middle, after a failure, gets another id than before: its events
+        begin anew.
+        """
         self._num_requests += 1
-        return request_id or f"{self._num_requests}-{uuid.uuid4().hex[:12]}"
+        if not request_id:
+            return f"{self._num_requests}-{uuid.uuid4().hex[:12]}"
+        return f"{request_id[:180]}+{self._num_requests}" if is_continued else request_id
 
     def renew(self, drafter: Drafter) -> None:
         """Let another version of a drafter be in force; segments were cut before."""

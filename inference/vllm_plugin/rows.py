@@ -43,6 +43,7 @@ class RequestRow:
 
     Attributes:
         key: vLLM's id; empty if none was handed over.
+        stream: Its stream.
         facts: What vLLM knows of it.
         lookup: Its tokens.
         recorder: Its events.
@@ -52,6 +53,7 @@ class RequestRow:
     """
 
     key: str
+    stream: str
     facts: RequestFacts
     lookup: RequestLookup
     recorder: RowRecorder
@@ -62,8 +64,12 @@ class RequestRow:
 
     def continues_in(self, row: NDArray[np.int32], num_before: int) -> bool:
         """Tell whether a row's first ``num_before`` tokens are this request's."""
+        return self.lookup.num_tokens == num_before and self.begins(row, num_before)
+
+    def begins(self, row: NDArray[np.int32], num_before: int) -> bool:
+        """Tell whether a row of so many tokens begins with this request's."""
         size = self.lookup.num_tokens
-        return size == num_before and np.array_equal(self.lookup.tokens[:size], row[:size])
+        return size <= num_before and np.array_equal(self.lookup.tokens[:size], row[:size])
 
 
 class RowBook:

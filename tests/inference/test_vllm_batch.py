@@ -236,3 +236,56 @@ def test_a_drafter_that_the_pool_lacks_is_never_played() -> None:
     batch.close()
     assert engine.num_drafted == 0
     assert (kept.events[-1].rounds.drafter_index == -1).all()
+
+
+def test_steps_that_were_not_shown_are_caught_up_with() -> None:
+    kept = Kept()
+    batch = drafter(kept, consenting_streams=frozenset({"vllm"}))
+    shown = 0
+
+    def step(*arguments: Any) -> list[list[int]]:
+        nonlocal shown
+        shown += 1
+        # vLLM asks nobody for drafts while a row is close to the end of the context.
+        return [[] for _ in arguments[0]] if 5 < shown < 9 else batch.step(*arguments)
+
+    engine = FakeEngine(step, noisy(5, vocab_size=9))
+    request = engine.add("a", [3, 4, 5], 30)
+    engine.run()
+    batch.close()
+    assert written(kept.of_request("a")) == request.output
+
+
+def test_after_a_failure_a_request_goes_on_under_another_id() -> None:
+    kept = Kept()
+    batch = drafter(kept, consenting_streams=frozenset({"vllm"}))
+    engine = FakeEngine(batch.step, noisy(5, vocab_size=9))
+    request = engine.add("a", [3, 4, 5], 30)
+    for _ in range(6):
+        engine.step()
+    batch.forget()
+    engine.run()
+    batch.close()
+    (event,) = kept.events
+    assert event.request_id.startswith("a+")
+    assert written([event]) == request.output[-event.num_positions :]
+
+
+def test_thousands_of_requests_leave_nothing_behind() -> None:
+    kept = Kept()
+    batch = drafter(kept, history_bytes=1 << 16, segment_tokens=16)
+    engine = FakeEngine(batch.step, noisy(3, vocab_size=12), num_rows=8, max_positions=64)
+    rng = np.random.default_rng(0)
+    for number in range(2000):
+        prompt = rng.integers(2, 12, int(rng.integers(1, 8))).tolist()
+        engine.add(f"r-{number}", prompt, 6, stream=f"s-{number % 40}")
+        while len(engine.waiting) > 4:
+            engine.step()
+            if engine.rows and rng.random() < 0.02:
+                engine.abort(engine.rows[0])
+    engine.run()
+    batch.close_idle()
+    batch.close()
+    assert len(batch.book) == 0
+    assert batch.histories.num_bytes <= 1 << 16
+    assert {event.request_id for event in kept.events} == {f"r-{n}" for n in range(2000)}
