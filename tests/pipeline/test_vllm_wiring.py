@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from inference.vllm_plugin.ports import ENTRY_POINTS, ModelPlace
 from pipeline.pool_settings import DrafterSettings
 from pipeline.settings import Settings, SettingsError, WorkerSettings
-from pipeline.vllm_metrics import VllmCounters, serve_metrics
+from pipeline.vllm_metrics import NAME_TO_HELP, PREFIX, VllmCounters, serve_metrics
 from pipeline.vllm_wiring import connect, connect_with, plugin_options
 from tests.inference.tiny import tiny_llama, tiny_tokenizer
 
@@ -103,3 +104,15 @@ def test_counters_add_up_on_a_page_of_their_own() -> None:
     value = registry.get_sample_value("draftloop_vllm_draft_tokens_total", {"drafter": "suffix"})
     assert value == 5
     serve_metrics(0)()
+
+
+def test_the_metrics_that_documents_and_dashboard_name_are_counted() -> None:
+    root = Path(__file__).resolve().parents[2]
+    texts = [
+        (root / "docs" / "vllm.md").read_text(),
+        (root / "deploy" / "grafana" / "vllm-row.json").read_text(),
+    ]
+    for text in texts:
+        named = set(re.findall(rf"{PREFIX}(\w+)_total", text))
+        assert named
+        assert named <= NAME_TO_HELP.keys()
