@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from river.drift import ADWIN
 
 _NUM_DOUBTFUL = 10
 """Values after an alarm of ADWIN in which a fall may still show: it speaks of a change once."""
@@ -123,6 +122,9 @@ class DriftDetector:
         return num_behind
 
     def _begin_with(self, values: Sequence[float]) -> None:
+        # Imported here: workers know of experts, and of drift only learners.
+        from river.drift import ADWIN
+
         self._adwin = ADWIN(delta=self._settings.delta, clock=1)  # type: ignore[no-untyped-call]
         self.values = list(values)
         for value in self.values:

@@ -13,7 +13,8 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
 from pipeline.conversations import read_conversations
-from pipeline.drafters import HeadLoader, pool_drafters
+from pipeline.drafters import pool_drafters
+from pipeline.heads import HeadLoader
 from pipeline.inbox import LogInbox
 from pipeline.recording import Recorded, RecordingOptions, record
 from pipeline.recording_log import refuse_existing

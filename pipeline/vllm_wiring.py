@@ -28,19 +28,22 @@ from inference.vllm_plugin.ports import (
     PoolMember,
     TargetFacts,
 )
-from pipeline.drafters import HeadLoader
+from pipeline.event_logs import open_log
 from pipeline.event_sender import LogEventSender
 from pipeline.features import FeatureRecorder
+from pipeline.heads import HeadLoader
 from pipeline.inbox import LogInbox
 from pipeline.registry import ArtifactError, DrafterRegistry
 from pipeline.settings import Settings, load_settings
 from pipeline.vllm_metrics import VllmCounters, serve_metrics
-from pipeline.wiring import CLOSE_SECONDS, open_log
 from schemas.checks import IDENTIFIER
 from schemas.events import DrafterReleased, DrafterVersion, PolicyPublished
 
 SERVED_KINDS = ("none", "prompt_lookup", "suffix", "hydra")
 """Kinds that draft inside vLLM; others keep their place and propose nothing."""
+
+CLOSE_SECONDS = 10.0
+"""Longest wait for unsent events when the engine ends."""
 
 FIRST_LOOK_SECONDS = 5.0
 """Longest that the start of the engine waits for releases that are there already."""

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,16 +35,20 @@ from pipeline.boards import (
     LogReleaseBoard,
 )
 from pipeline.dead_letters import DeadLetterTopic
-from pipeline.drafters import HeadLoader, draft_vocabulary, pool_drafters, trainable
-from pipeline.eventlog.opening import open_event_log
+from pipeline.drafters import draft_vocabulary, pool_drafters, trainable
+
+# Known by these names here, too: most of what opens a log wants other parts beside it.
+from pipeline.event_logs import bare_log as bare_log
+from pipeline.event_logs import open_log as open_log
+from pipeline.event_logs import topic_plan as topic_plan
 from pipeline.eventlog.ports import EventLog, EventLogUnavailableError
 from pipeline.features import FeatureRecorder, RecordedFeatures
+from pipeline.heads import HeadLoader
 from pipeline.inbox import LogInbox
 from pipeline.loops import Loop
 from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import Settings, SettingsError
-from pipeline.topics import TopicPlan, create_topics
 from pipeline.traces import TraceContexts
 from schemas.events import ReleaseState, VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
@@ -61,32 +64,6 @@ logger = logging.getLogger(__name__)
 def utc_now() -> datetime:
     """Return the time in UTC."""
     return datetime.now(UTC)
-
-
-def topic_plan(settings: Settings) -> TopicPlan:
-    """Return the declaration of the topics."""
-    return TopicPlan(
-        num_partitions=settings.event_log.num_partitions,
-        retention_days=settings.event_log.retention_days,
-    )
-
-
-def bare_log(settings: Settings) -> closing[EventLog]:
-    """Open the event log as it is, for the length of a ``with`` block."""
-    return closing(_event_log(settings))
-
-
-def open_log(settings: Settings) -> EventLog:
-    """Open the event log and make sure that the declared topics are there."""
-    log = _event_log(settings)
-    try:
-        create_topics(log, topic_plan(settings))
-        # Here a registry that refuses our schemas is met before anything is read or written.
-        _ = log.schemas
-    except BaseException:
-        log.close()
-        raise
-    return log
 
 
 def check_schemas(settings: Settings) -> list[str]:
@@ -125,16 +102,6 @@ def open_log_patiently(
             stop.wait(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LAST_RETRY_SECONDS)
     return None
-
-
-def _event_log(settings: Settings) -> EventLog:
-    url = settings.event_log.url
-    if not url.startswith("kafka://"):
-        return open_event_log(url or str(settings.data))
-    # Imported here: without Kafka nothing of it is loaded.
-    from pipeline.kafka_options import kafka_options, registered_schemas
-
-    return open_event_log(url, kafka_options(settings.kafka), schemas=registered_schemas(settings))
 
 
 def open_target(settings: Settings, *, progress: Progress | None = None) -> Target:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.boards import LogPolicyBoard, LogReleaseBoard
-from pipeline.drafters import HeadLoader
 from pipeline.eventlog.ports import EventLog
+from pipeline.heads import HeadLoader
 from pipeline.registry import DrafterRegistry
 from pipeline.wiring import open_log, open_target
 from schemas.arrow import LoggedEvent, events_from_table

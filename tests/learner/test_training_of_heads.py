@@ -22,7 +22,7 @@ from learner.examples import TrainingBatch
 from learner.online_trainer import OnlineTrainer
 from learner.training import DrafterTrainer, TrainableDrafter, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
-from pipeline.drafters import Head, HeadLoader
+from pipeline.heads import Head, HeadLoader
 from pipeline.registry import DrafterRegistry
 from schemas.codec import decode_drafter_released
 from schemas.events import VerificationEvent

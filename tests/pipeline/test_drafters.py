@@ -19,7 +19,8 @@ from inference.drafters.suffix import SuffixDrafter
 from inference.drafters.token_lm import TokenLmDrafter
 from inference.target import Target
 from learner.examples import TrainingBatch
-from pipeline.drafters import Head, HeadLoader, draft_vocabulary, pool_drafters, trainable
+from pipeline.drafters import draft_vocabulary, pool_drafters, trainable
+from pipeline.heads import Head, HeadLoader
 from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import ArtifactError, DrafterRegistry
 from schemas.events import DrafterReleased, ReleaseState
