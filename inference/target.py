@@ -139,7 +139,7 @@ def load_target(
     folder: Path,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     cache: Path | None = None,
 ) -> Target:
     """Load a target from a folder with config, weights and tokenizer (see ``model_files``).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +38,12 @@ class TrainingBatch:
     context_token_ids: torch.Tensor = field(
         default_factory=lambda: torch.empty((0, 0), dtype=torch.int64)
     )
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        """Return the same examples on a device."""
+        return TrainingBatch(
+            **{one.name: getattr(self, one.name).to(device) for one in fields(self)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

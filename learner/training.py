@@ -28,7 +28,7 @@ from learner.spawning import SpawnSettings
 from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.registry import parse_rule
-from learner.updates.rule import StepReport, UpdateRefusedError, Weights
+from learner.updates.rule import StepReport, UpdateRefusedError, Weights, on_device
 from schemas.events import DrafterReleased, Watermark
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ _MAX_REMEMBERED_VERSIONS = 256
 class TrainableDrafter(Protocol):
     """A drafter with parameters, as the learner sees it.
 
-    ``num_context`` is how many tokens before the first fed one its examples must come with.
+    ``num_context`` is how many tokens before the first fed one its examples must come with;
+    ``device`` is where its loss wants weights and examples.
     """
 
     drafter_id: str
@@ -55,9 +56,10 @@ class TrainableDrafter(Protocol):
     hidden_size: int
     vocab_size: int
     num_context: int
+    device: torch.device
 
     def initial_weights(self) -> Weights:
-        """Return untrained float32 parameters by name, the same at every call."""
+        """Return untrained float32 parameters on ``device`` by name, the same at every call."""
 
     def loss(self, weights: Weights, batch: TrainingBatch) -> torch.Tensor:
         """Return the scalar loss of ``weights`` on ``batch``, differentiable in the weights."""
@@ -265,7 +267,7 @@ class DrafterTrainer:
                 return
             try:
                 self.last_report = self._update.step(
-                    partial(self.drafter.loss, batch=batch),
+                    partial(self.drafter.loss, batch=batch.to(self.drafter.device)),
                     delay_updates=self._num_updates - updates_when_served,
                 )
                 self._num_updates += 1
@@ -352,9 +354,10 @@ class DrafterTrainer:
             release.artifact_uri, manifest_sha256=release.manifest_sha256
         )
         self._refuse_other(config)
-        state = self._store.read_training_state(
+        read = self._store.read_training_state(
             release.artifact_uri, manifest_sha256=release.manifest_sha256
         )
+        state = on_device(read, self.drafter.device)
         # Releases from before there were several rules do not name theirs.
         rule = config.get("rule", {"name": OnlineGradient.name, "version": OnlineGradient.version})
         self._update = self._rule.resume(

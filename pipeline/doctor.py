@@ -150,5 +150,5 @@ def _model(settings: Settings) -> str:
     target.start().forward(tokens)
     return (
         f"{target.target_id}, {target.vocab_size} tokens, context {target.context_length}, "
-        f"fingerprint {target.fingerprint[:12]}"
+        f"fingerprint {target.fingerprint[:12]}, computes on {target.device}"
     )

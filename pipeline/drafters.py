@@ -58,7 +58,7 @@ def _drafter(
         case "suffix":
             return SuffixDrafter(one.drafter_id, longest=one.longest, shortest=one.shortest)
         case "causal_lm":
-            model = load_target(resolve(one.path), dtype=dtype)
+            model = load_target(resolve(one.path), dtype=dtype, device=target.device)
             return CausalLmDrafter(model, target, drafter_id=one.drafter_id)
         case "hydra" | "convex" | "eagle" | "token_lm" | "none":
             return NothingDrafter(one.drafter_id)

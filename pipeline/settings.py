@@ -120,6 +120,8 @@ class ModelSettings(Section):
     """A folder with config, safetensors and tokenizer, or `smollm2`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of target and drafters; outputs equal plain decoding exactly in `float32`."""
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    """Where target and drafters compute and heads train; `auto` = `cuda` if there is one."""
 
 
 class WorkerSettings(Section):

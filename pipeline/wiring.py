@@ -107,8 +107,26 @@ def open_log_patiently(
 def open_target(settings: Settings, *, progress: Progress | None = None) -> Target:
     """Load the target, converting it first if it has never been used here."""
     torch.set_num_threads(settings.worker.num_threads)
+    device = compute_device(settings.model.device)
     folder = resolve_target(settings.model.path, settings.cache, progress=progress)
-    return load_target(folder, dtype=getattr(torch, settings.model.dtype), cache=settings.cache)
+    dtype = getattr(torch, settings.model.dtype)
+    return load_target(folder, dtype=dtype, device=device, cache=settings.cache)
+
+
+def compute_device(setting: str) -> str:
+    """Return the device that ``model.device`` stands for: ``cpu`` or ``cuda``.
+
+    Raises:
+        SettingsError: If it is ``cuda`` and there is none.
+    """
+    if setting != "cpu" and torch.cuda.is_available():
+        return "cuda"
+    if setting == "cuda":
+        raise SettingsError(
+            f"model.device = 'cuda': torch {torch.__version__} finds no CUDA device: install its "
+            "CUDA build and the driver, or set model.device to cpu"
+        )
+    return "cpu"
 
 
 @dataclass(frozen=True, slots=True)

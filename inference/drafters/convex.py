@@ -79,7 +79,7 @@ class ConvexDrafter:
             weights_version=weights_version,
             draft_vocabulary_hash=rows.vocabulary.sha256,
         )
-        self.weights = {name: tensor.to(rows.head.dtype) for name, tensor in tensors.items()}
+        self.weights = {name: tensor.to(rows.head) for name, tensor in tensors.items()}
         self.rows = rows
         self._maps = [packed_linear(one.contiguous()) for one in self.weights[MAPS]]
 

@@ -59,6 +59,7 @@ class TrainableConvex:
         self.draft_vocabulary_hash = rows.vocabulary.sha256
         self.vocab_size, self.hidden_size = rows.embeddings.shape
         self._rows = rows
+        self.device = rows.device
         self._shapes = convex_shapes(num_levels, self.hidden_size, rank)
         self._loss_settings = loss_settings
         self._token_to_draft = draft_table(rows)
@@ -66,11 +67,11 @@ class TrainableConvex:
         if rank is not None:
             generator = torch.Generator().manual_seed(seed)
             projection = random_projection(rank, self.hidden_size, generator)
-            self._projection = projection.to(rows.head.dtype)
+            self._projection = projection.to(rows.head)
 
     def initial_weights(self) -> dict[str, torch.Tensor]:
         """Return maps that are zero."""
-        return {MAPS: torch.zeros(self._shapes[MAPS])}
+        return {MAPS: torch.zeros(self._shapes[MAPS], device=self.device)}
 
     def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
         """Return the mean over examples of the weighted sum over levels."""

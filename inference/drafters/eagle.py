@@ -161,7 +161,7 @@ class EagleUnroll:
         own = layer.keys_and_values(pair)[:, None]
         self._attended = torch.cat([self._attended, own], dim=1)
         self._is_absent = F.pad(self._is_absent, (0, 1), value=False)
-        distances = torch.arange(self._attended.shape[1] - 1, -1, -1)
+        distances = torch.arange(self._attended.shape[1] - 1, -1, -1, device=pair.device)
         self._state = layer.next_state(
             self._state, pair, self._attended, distances, self._is_absent
         )
@@ -190,7 +190,7 @@ class EagleDrafter:
             weights_version=weights_version,
             draft_vocabulary_hash=rows.vocabulary.sha256,
         )
-        self.weights = {name: tensor.to(rows.head.dtype) for name, tensor in weights.items()}
+        self.weights = {name: tensor.to(rows.head) for name, tensor in weights.items()}
         self.layer = EagleLayer(self.weights)
         self.rows = rows
 
@@ -210,8 +210,7 @@ class EagleSession(HeadSession):
     ) -> None:
         super().__init__(drafter.rows, trajectory, draws_drafts=draws_drafts)
         self.drafter = drafter
-        empty = torch.empty((0, drafter.rows.head.shape[1]), dtype=drafter.rows.head.dtype)
-        self._cached = drafter.layer.keys_and_values(empty)
+        self._cached = drafter.layer.keys_and_values(drafter.rows.head[:0])
 
     @torch.inference_mode()
     def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
@@ -258,9 +257,9 @@ class EagleSession(HeadSession):
         self.seen.catch_up()
         self._catch_up()
         first_output = self.trajectory.num_prompt_tokens
-        newest = torch.from_numpy(starts) - 1 - first_output
+        newest = torch.from_numpy(starts).to(self.rows.device) - 1 - first_output
         states = self.trajectory.hidden(first_output, len(self.trajectory))[newest]
-        back = torch.arange(-self.drafter.layer.num_context, 0)
+        back = torch.arange(-self.drafter.layer.num_context, 0, device=self.rows.device)
         places = newest[:, None] + back
         return EagleUnroll(
             self.drafter.layer, states, self._cached[places.clamp_min(0)], places < 0

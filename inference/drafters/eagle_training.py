@@ -17,6 +17,7 @@ from inference.drafters.hydra import FrozenRows, normalised
 from inference.drafters.hydra_training import VOCABULARY, draft_table
 from learner.examples import TrainingBatch
 from learner.updates.losses import DEFAULT_LOSS, LossSettings, unrolled_loss
+from learner.updates.rule import on_device
 
 
 class TrainableEagle:
@@ -62,13 +63,15 @@ class TrainableEagle:
             )
         self._sizes = (self.hidden_size, inner_size, num_heads, num_context)
         self._rows = rows
+        self.device = rows.device
         self._loss_settings = loss_settings
         self._seed = seed
         self._token_to_draft = draft_table(rows)
 
     def initial_weights(self) -> dict[str, torch.Tensor]:
         """Return untrained float32 parameters."""
-        return initial_eagle_weights(*self._sizes, torch.Generator().manual_seed(self._seed))
+        generator = torch.Generator().manual_seed(self._seed)
+        return on_device(initial_eagle_weights(*self._sizes, generator), self.device)
 
     def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
         """Return the mean over examples of the weighted sum over levels."""

@@ -118,6 +118,8 @@ class FrozenRows:
         head: (D, H), output head rows of the draft vocabulary.
         logits: Product with ``head``, for inference.
         vocabulary: The draft vocabulary.
+
+    All lie on the target's device.
     """
 
     embeddings: torch.Tensor
@@ -125,6 +127,11 @@ class FrozenRows:
     head: torch.Tensor
     logits: Linear
     vocabulary: DraftVocabulary
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target computes."""
+        return self.head.device
 
     @classmethod
     def of(
@@ -156,7 +163,8 @@ class SeenTokens:
         self._trajectory = trajectory
         self._known = set(rows.vocabulary.token_ids.tolist())
         self._num_read = 0
-        self.token_ids = torch.empty(0, dtype=torch.int64)
+        self.token_ids = torch.empty(0, dtype=torch.int64, device=rows.device)
+        self._vocabulary = rows.vocabulary.token_ids.to(rows.device)
         self.first_positions = np.empty(0, dtype=np.int64)
         self.head = rows.full_head[:0]
 
@@ -170,10 +178,15 @@ class SeenTokens:
         self._num_read = len(tokens)
         self._known.update(found)
         if found:
-            ids = torch.tensor(list(found), dtype=torch.int64)
+            ids = torch.tensor(list(found), dtype=torch.int64, device=self._rows.device)
             self.token_ids = torch.cat([self.token_ids, ids])
             self.first_positions = np.append(self.first_positions, list(found.values()))
             self.head = self._rows.full_head[self.token_ids]
+
+    @property
+    def proposable(self) -> torch.Tensor:
+        """Every token that may be proposed, int64 (D + E,)."""
+        return torch.cat([self._vocabulary, self.token_ids])
 
     def logits(self, states: torch.Tensor, before: NDArray[np.int64]) -> torch.Tensor:
         """Return the logits of the tokens seen before a position, -inf for those seen later.
@@ -186,7 +199,7 @@ class SeenTokens:
             (..., W, E).
         """
         is_unseen = torch.from_numpy(self.first_positions[None, :] >= before[:, None])
-        return F.linear(states, self.head).masked_fill(is_unseen, -torch.inf)
+        return F.linear(states, self.head).masked_fill(is_unseen.to(states.device), -torch.inf)
 
 
 class HydraDrafter:
@@ -211,7 +224,7 @@ class HydraDrafter:
             weights_version=weights_version,
             draft_vocabulary_hash=rows.vocabulary.sha256,
         )
-        self.weights = {name: tensor.to(rows.head.dtype) for name, tensor in weights.items()}
+        self.weights = {name: tensor.to(rows.head) for name, tensor in weights.items()}
         self.mix = packed_linear(self.weights["mix"])
         self.out = packed_linear(self.weights["out"])
         self.rows = rows
@@ -265,7 +278,7 @@ class HeadSession:
         # Widening is exact, and the maximum over float32 is several times faster here.
         found = logits.float().max(-1)
         _refuse_non_finite(found.values)
-        return self._proposable()[found.indices]
+        return self.seen.proposable[found.indices]
 
     def full_probs(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the processed distributions over the target's vocabulary, (..., V).
@@ -276,7 +289,7 @@ class HeadSession:
         _refuse_non_finite(logits.float().max(-1).values)
         probs = processed_probs(logits, self.trajectory.params)
         full = probs.new_zeros((*probs.shape[:-1], self.rows.embeddings.shape[0]))
-        full[..., self._proposable()] = probs
+        full[..., self.seen.proposable] = probs
         return full
 
     def predictions(self, levels: Sequence[torch.Tensor], num_known_levels: int) -> Predictions:
@@ -285,10 +298,7 @@ class HeadSession:
         if self.draws_drafts:
             return Predictions(probs=F.pad(found, (0, 0, num_known_levels, 0)))
         padded = F.pad(found, (num_known_levels, 0), value=NO_PROPOSAL)
-        return Predictions(proposals=padded.numpy())
-
-    def _proposable(self) -> torch.Tensor:
-        return torch.cat([self.rows.vocabulary.token_ids, self.seen.token_ids])
+        return Predictions(proposals=padded.cpu().numpy())
 
 
 class HydraSession(HeadSession):

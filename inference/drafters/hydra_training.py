@@ -17,6 +17,7 @@ from inference.drafters.hydra import (
 )
 from learner.examples import TrainingBatch
 from learner.updates.losses import DEFAULT_LOSS, OUTSIDE, LossSettings, unrolled_loss
+from learner.updates.rule import on_device
 
 VOCABULARY = "draft_token_ids"
 
@@ -56,12 +57,14 @@ class TrainableHydra:
         self._loss_settings = loss_settings
         self._seed = seed
         self.vocab_size, self.hidden_size = rows.embeddings.shape
+        self.device = rows.device
         self._token_to_draft = draft_table(rows)
 
     def initial_weights(self) -> dict[str, torch.Tensor]:
         """Return untrained float32 parameters."""
         generator = torch.Generator().manual_seed(self._seed)
-        return initial_hydra_weights(self._rows.head.shape[1], self._inner_size, generator)
+        weights = initial_hydra_weights(self._rows.head.shape[1], self._inner_size, generator)
+        return on_device(weights, self.device)
 
     def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
         """Return the mean over examples of the weighted sum over levels."""
@@ -91,4 +94,4 @@ def draft_table(rows: FrozenRows) -> torch.Tensor:
     """Return the index of every target token in the draft vocabulary, int64 (V,)."""
     table = torch.full((rows.embeddings.shape[0],), OUTSIDE, dtype=torch.int64)
     table[rows.vocabulary.token_ids] = torch.arange(len(rows.head))
-    return table
+    return table.to(rows.device)

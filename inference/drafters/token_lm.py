@@ -92,7 +92,7 @@ class TokenLmDrafter:
             weights_version=weights_version,
             draft_vocabulary_hash=rows.vocabulary.sha256,
         )
-        self.weights = {name: tensor.to(rows.head.dtype) for name, tensor in weights.items()}
+        self.weights = {name: tensor.to(rows.head) for name, tensor in weights.items()}
         self.rows = rows
         self.num_read = self.weights["mix"].shape[1] // self.weights["reduce"].shape[0]
 
@@ -142,10 +142,11 @@ class TokenLmSession(HeadSession):
         index = torch.from_numpy(places.reshape(covered.shape))
         if self.draws_drafts:
             return Predictions(probs=self.full_probs(logits)[index])
-        return Predictions(proposals=self.best(logits)[index].numpy())
+        return Predictions(proposals=self.best(logits)[index].cpu().numpy())
 
     def _read(self, tokens: Sequence[int], positions: NDArray[np.int64]) -> torch.Tensor:
         """Return the states that predict ``positions``, (P, H), from the tokens before each."""
         padded = np.asarray([*([-1] * self.drafter.num_read), *tokens], dtype=np.int64)
         read = padded[positions[:, None] + np.arange(self.drafter.num_read)]
-        return token_lm_state(self.drafter.weights, self.rows.embeddings, torch.from_numpy(read))
+        token_ids = torch.from_numpy(read).to(self.rows.device)
+        return token_lm_state(self.drafter.weights, self.rows.embeddings, token_ids)

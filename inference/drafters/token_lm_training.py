@@ -12,6 +12,7 @@ from inference.drafters.hydra_training import VOCABULARY, draft_table
 from inference.drafters.token_lm import ARCHITECTURE, initial_token_lm_weights, token_lm_state
 from learner.examples import TrainingBatch
 from learner.updates.losses import DEFAULT_LOSS, LossSettings, unrolled_loss
+from learner.updates.rule import on_device
 
 
 class TrainableTokenLm:
@@ -46,13 +47,15 @@ class TrainableTokenLm:
         self.num_context = num_read - 1
         self._sizes = (self.hidden_size, inner_size, rank, num_read)
         self._rows = rows
+        self.device = rows.device
         self._loss_settings = loss_settings
         self._seed = seed
         self._token_to_draft = draft_table(rows)
 
     def initial_weights(self) -> dict[str, torch.Tensor]:
         """Return untrained float32 parameters."""
-        return initial_token_lm_weights(*self._sizes, torch.Generator().manual_seed(self._seed))
+        generator = torch.Generator().manual_seed(self._seed)
+        return on_device(initial_token_lm_weights(*self._sizes, generator), self.device)
 
     def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
         """Return the mean over examples of the weighted sum over levels."""

@@ -182,7 +182,7 @@ class Ensemble:
 
         With another number of experts, all begin anew from the average of those that were.
         """
-        probabilities = tensors[_PROBABILITIES].numpy()
+        probabilities = tensors[_PROBABILITIES].cpu().numpy()
         states = [without_prefix(f"{_EXPERT}.{i}.", tensors) for i in range(len(probabilities))]
         if len(states) != settings.num_experts:
             experts = [without_prefix(WEIGHT, state) for state in states]

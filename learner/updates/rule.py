@@ -147,6 +147,11 @@ def projected_to_ball(
     return {name: centre[name] + tensor * (radius / norm) for name, tensor in away.items()}
 
 
+def on_device(tensors: Weights, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the tensors on a device, by name."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def with_prefix(prefix: str, tensors: Weights) -> dict[str, torch.Tensor]:
     """Return copies under longer names."""
     return {prefix + name: tensor.detach().clone() for name, tensor in tensors.items()}

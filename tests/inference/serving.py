@@ -50,7 +50,7 @@ class HiddenStates:
 
     def record(self, hidden: torch.Tensor) -> FeatureReference | None:
         """Keep the rows."""
-        rows = hidden.float().numpy()
+        rows = hidden.float().cpu().numpy()
         uri = f"memory://{len(self.uri_to_rows)}"
         self.uri_to_rows[uri] = rows
         digest = hashlib.sha256(rows.tobytes()).hexdigest()

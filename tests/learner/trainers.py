@@ -39,6 +39,7 @@ class Softmax:
     draft_vocabulary_hash = ""
     hidden_size = HIDDEN
     num_context = 0
+    device = torch.device("cpu")
     vocab_size = VOCAB
 
     def __init__(self, drafter_id: str = "softmax") -> None:

@@ -240,3 +240,11 @@ def test_invalid_health_checks_say_what_is_missing(tmp_path: Path) -> None:
         check_health("learner", Settings(data=tmp_path))
     with pytest.raises(NotHealthyError, match="does not say"):
         check_health("worker", Settings(data=tmp_path, server=ServerSettings(port=1)))
+
+
+def test_the_gpu_file_gives_a_gpu_to_who_computes_and_tells_them_to_use_it() -> None:
+    assert set(GPU["services"]) == {"worker", "trainer"}
+    for one in GPU["services"].values():
+        (device,) = one["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        assert one["environment"] == {"DRAFTLOOP_MODEL__DEVICE": "cuda"}
