@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from pipeline.cli_drafters import drafters
 from pipeline.cli_serving import add_bench, add_commands
 from pipeline.cli_topics import topics
 from pipeline.settings import Settings, SettingsError, load_settings
+from pipeline.signals import stop_on_signals
 
 app = typer.Typer(
     name="draftloop",
@@ -100,7 +100,7 @@ def learner(config: ConfigOption = None) -> None:
 
     settings = _settings(config)
     start_logging(settings.logs, "learner")
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     with open_page(settings, LEARNER) as page:
         log = open_log_patiently(settings, stop, page.loops.loop(LEARNER))
         if log is None:
@@ -117,7 +117,7 @@ def scheduler(config: ConfigOption = None) -> None:
 
     settings = _settings(config)
     with open_page(settings, "scheduler") as page:
-        run_scheduler(settings, _stop_on_signals(), page)
+        run_scheduler(settings, stop_on_signals(), page)
 
 
 @app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
@@ -130,7 +130,7 @@ def archiver(config: ConfigOption = None) -> None:
 
     settings = _settings(config)
     start_logging(settings.logs, "archiver")
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     with open_page(settings, "archiver") as page:
         loop = page.loops.loop("archiver")
         log = open_log_patiently(settings, stop, loop)
@@ -165,7 +165,7 @@ def worker(
         stream=stream,
         max_tokens=max_tokens,
         temperature=temperature,
-        stop=_stop_on_signals(),
+        stop=stop_on_signals(),
         console=console,
         out=Console(),
     )
@@ -235,7 +235,7 @@ def record(
         max_tokens=max_tokens,
         temperature=temperature,
         resume=resume,
-        stop=_stop_on_signals(),
+        stop=stop_on_signals(),
         console=console,
         json_file=json_file,
     )
@@ -285,7 +285,7 @@ def bench_pool(
         ),
         temperature=temperature,
         resume=resume,
-        stop=_stop_on_signals(),
+        stop=stop_on_signals(),
         console=console,
         json_file=json_file,
     )
@@ -366,22 +366,7 @@ def _settings(config: Path | None) -> Settings:
     return load_settings(config)
 
 
-def _stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set; a second signal ends the process."""
-    stop = threading.Event()
-
-    def ask_to_stop(number: int, _: object) -> None:
-        if stop.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask_to_stop)
-    signal.signal(signal.SIGINT, ask_to_stop)
-    return stop
-
-
-add_commands(app, _stop_on_signals, console)
+add_commands(app)
 add_bench(bench)
 
 

@@ -2,7 +2,8 @@
 
 A service that ends by itself is started again, at once and then with growing pauses. On the way
 down they are ended one after the other, who produces before who consumes, so that nobody waits for
-one that has gone. What is left in the log is consumed after the next start.
+one that has gone. What is left in the log is consumed after the next start. Should this process be
+killed, they end by themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RunningService:
         environment: Mapping[str, str],
         say: Say,
         *,
-        command: Sequence[str] = (sys.executable, "-P", "-m", "pipeline.cli"),
+        command: Sequence[str] = (sys.executable, "-P", "-m", "pipeline.tied"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
