@@ -236,9 +236,11 @@ class Scheduler:
             self._fail(ticket, error)
         finally:
             with self._changed:
-                self._running.popleft()
-                if not is_over:
-                    self._running.append(ticket)
+                # In one step: whoever counts meanwhile must not find one too few.
+                if is_over:
+                    self._running.popleft()
+                else:
+                    self._running.rotate(-1)
 
     def _play(self, ticket: Ticket) -> bool:
         """Play one round; return whether the request is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import openai
@@ -78,6 +79,44 @@ def test_a_conversation_goes_through_both_ways(running: Running) -> None:
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "length"]
+
+
+def test_a_conversation_of_the_official_client_counts_its_tokens_in_both_modes(
+    running: Running,
+) -> None:
+    client = running.client()
+    messages: list[Any] = [{"role": "user", "content": "abcabc"}]
+    for stop in (None, "q", ["zz", "m"]):
+        asked: dict[str, Any] = {"model": MODEL, "messages": messages, "temperature": 0}
+        asked |= {"max_tokens": 16, "stop": stop}
+        whole = client.chat.completions.create(**asked)
+        chunks = list(
+            client.chat.completions.create(
+                **asked, stream=True, stream_options={"include_usage": True}
+            )
+        )
+        texts = [one.choices[0].delta.content or "" for one in chunks if one.choices]
+        assert "".join(texts) == whole.choices[0].message.content
+        assert chunks[-1].usage == whole.usage
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens <= 16
+        assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+        messages = [
+            *messages,
+            {"role": "assistant", "content": whole.choices[0].message.content},
+            {"role": "user", "content": "abc"},
+        ]
+
+
+def test_closing_a_stream_of_the_official_client_ends_its_work() -> None:
+    with serving(tiny_llama(1, context_length=8192)) as run:
+        asked = {**GREEDY, "max_tokens": 4000, "stream": True}
+        with run.client().completions.create(**asked) as stream:
+            next(iter(stream))
+        run.wait_until_idle()
+        assert run.outbox.events[-1].finish_reason is FinishReason.ABORTED
+        # And the slot is free again.
+        assert run.client().completions.create(**GREEDY, max_tokens=2).usage is not None
 
 
 def test_no_stream_shows_half_a_character(running: Running) -> None:
@@ -288,8 +327,17 @@ def test_invalid_bodies_are_refused_unread(running: Running) -> None:
     status, body = running.send("POST", "/v1/completions", b"{" * 100_000)
     assert (status, body["error"]["code"]) == (400, "invalid_json")
     head = [("content-type", "application/json")]
-    status, body = running.send("POST", "/v1/completions", b" " * (5 * 2**20), head)
+    status, body = running.send("POST", "/v1/completions", b" " * (50 * 2**20), head)
     assert (status, body["error"]["code"]) == (413, "body_too_long")
+    with closing(running.connect()) as connection:  # and one that does not say how long it is
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"
+            b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        for _ in range(50):
+            connection.sendall(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+        connection.sendall(b"0\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"
 
 
 def test_invalid_keys_are_refused_and_valid_ones_served() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from contextlib import closing
+from http.client import HTTPConnection
 
 import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
 from inference.drafters.nothing import NothingDrafter
+from inference.scheduler import Ticket
+from inference.server.answers import Answer
 from inference.server.gate import FOR_CLIENTS, OPEN, Gate
 from inference.server.options import KeyRing, ServerOptions
+from inference.server.submission import Submission
+from inference.worker import RequestAtWork
 from schemas.events import FinishReason
+from tests.inference.full import num_cases
 from tests.inference.http import MODEL, Running, serving, wait_until
 from tests.inference.tiny import tiny_llama
 
@@ -53,17 +60,45 @@ def test_work_stops_when_the_client_leaves(is_stream: bool) -> None:
 
 def test_streams_cut_after_the_first_chunk_leave_no_work_and_no_lost_slot() -> None:
     target = tiny_llama(1, context_length=8192)
+    count = num_cases(60, 1000)
     with serving(target, drafters=[NothingDrafter()], max_running=4, max_waiting=4) as run:
-        for _ in range(60):
+        for _ in range(count):
             with closing(open_request(run, {**ENDLESS, "stream": True})) as connection:
                 received = b""
                 while b"data:" not in received:
                     received += connection.recv(4096)
         run.wait_until_idle()
         finals = [event for event in run.outbox.events if event.is_final]
-        assert len(finals) == 60
+        assert len(finals) == count
+        wait_until(lambda: not live_records())
         assert {event.finish_reason for event in finals} == {FinishReason.ABORTED}
         assert run.post("/v1/completions", {**ENDLESS, "max_tokens": 3})[0] == 200
+
+
+def live_records() -> list[object]:
+    """Return what is still there of requests that were."""
+    gc.collect()
+    kinds = (Ticket, RequestAtWork, Submission, Answer)
+    return [one for one in gc.get_objects() if type(one) in kinds]
+
+
+def test_short_requests_leave_no_record() -> None:
+    """H2: through the whole server, streaming and not."""
+    count = num_cases(60, 10_000)
+    with serving(tiny_llama(1), drafters=[NothingDrafter()]) as run:
+        connection = HTTPConnection("127.0.0.1", run.port, timeout=60.0)
+        for number in range(count):
+            asked = {**ENDLESS, "max_tokens": 1, "stream": number % 2 == 0}
+            connection.request(
+                "POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"}
+            )
+            answer = connection.getresponse()
+            assert answer.status == 200
+            answer.read()
+        connection.close()
+        run.wait_until_idle()
+        assert sum(event.is_final for event in run.outbox.events) == count
+        wait_until(lambda: not live_records())
 
 
 def test_a_client_that_never_reads_is_cut() -> None:
