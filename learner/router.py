@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from river import naive_bayes
 
 ROUTER_VERSION = 1
 
@@ -52,6 +51,9 @@ class Router:
         self._num_buckets = num_buckets
         self._num_tokens = num_tokens
         self._floor = floor
+        # Imported here: who never routes does not load it.
+        from river import naive_bayes
+
         make_model: Any = naive_bayes.MultinomialNB
         self._model = make_model()
 

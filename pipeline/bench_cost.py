@@ -1,13 +1,15 @@
 """Tokens per second: the default policy over arms against the best fixed (drafter, K) in hindsight.
 
 Seconds are in target passes of one row. Both walk the same windows with the same coins; only the
-policy pays for scoring. The comparator may be no speculation.
+policy pays for scoring. The comparator may be no speculation. Beside them stands what the default
+policy takes that counts tokens alone: always four drafted, every window scored.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from learner.priced_walk import PricedTrace, PricedWalker, prepare_priced
 from learner.scoring_schedule import ScheduleSettings
 from learner.selection import DEFAULT_POLICY, parse_policy
 from learner.selection.compiled import compiled
-from learner.walk import Coins, WindowTrace
+from learner.walk import Coins, Walker, WindowTrace, prepare
 from pipeline.bench_selection import Interval
 from pipeline.synthetic import SyntheticPool, synthetic_requests
 
@@ -31,6 +33,9 @@ CURVE_TO_SLOPE: Mapping[str, float] = {
 """What one more row adds to a verification: nearly nothing while memory is the limit."""
 
 SCORE_BLOCK = 8
+TOKENS_BY_DEFAULT = 4
+"""K of a worker that does not count seconds."""
+
 NUM_DOMAINS = 4
 USELESS_RATE = 0.02
 DEFAULT_SETTINGS = ScheduleSettings()
@@ -78,6 +83,7 @@ class CostRun:
         score_seconds: Of its scoring.
         scored: Share of the positions whose windows were scored.
         best_arm: Name of the best arm in hindsight.
+        seconds_by_tokens: Of the default policy that counts tokens alone, scoring included.
     """
 
     num_tokens: int
@@ -86,6 +92,7 @@ class CostRun:
     score_seconds: float
     scored: float
     best_arm: str
+    seconds_by_tokens: float = math.nan
 
     @property
     def ratio(self) -> float:
@@ -210,6 +217,41 @@ def prepared(traces: Traces, generator: np.random.Generator) -> list[PricedTrace
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class RoundsByTokens:
+    """What a policy that counts tokens alone plays, whatever it costs.
+
+    Attributes:
+        num_tokens: Emitted; every one's window is scored.
+        num_rounds: Rounds of each drafter, (N,).
+        num_speculative_tokens: K of every round.
+    """
+
+    num_tokens: int
+    num_rounds: NDArray[np.int64]
+    num_speculative_tokens: int
+
+    @classmethod
+    def of(cls, traces: Traces, generator: np.random.Generator) -> RoundsByTokens:
+        """Walk the requests with the default policy."""
+        num_drafters = traces[0].realised_acceptance.shape[2]
+        depth = min(TOKENS_BY_DEFAULT, traces[0].num_speculative_tokens)
+        walker = Walker(parse_policy(DEFAULT_POLICY), num_drafters)
+        num_tokens, num_rounds = 0, np.zeros(num_drafters, dtype=np.int64)
+        for trace in traces:
+            coins = Coins.toss(generator, trace.num_positions, trace.num_speculative_tokens)
+            walked = walker.walk(prepare(trace, coins, num_speculative_tokens=depth))
+            num_tokens += walked.num_tokens
+            num_rounds += np.bincount(walked.drafter, minlength=num_drafters)
+        return cls(num_tokens, num_rounds, depth)
+
+    def seconds(self, costs: ArmCosts) -> float:
+        """Return what these rounds and the scoring of every window cost."""
+        depth = self.num_speculative_tokens
+        of_round = depth * costs.draft_seconds + costs.verify_seconds[depth]
+        return float(self.num_rounds @ of_round + self.num_tokens * costs.score_seconds.sum())
+
+
 def cost_runs(
     make_traces: MakeTraces,
     kinds: Sequence[DrafterKind],
@@ -221,11 +263,14 @@ def cost_runs(
     runs: dict[str, list[CostRun]] = {curve: [] for curve in CURVE_TO_SLOPE}
     for seed in seeds:
         generator = np.random.default_rng([seed, len(kinds)])
-        requests = prepared(make_traces(generator), generator)
+        traces = make_traces(generator)
+        requests = prepared(traces, generator)
+        by_tokens = RoundsByTokens.of(traces, generator)
         max_tokens = requests[0].probability.shape[2]
         for curve, slope in CURVE_TO_SLOPE.items():
             costs = pool_costs(kinds, slope, max_tokens)
-            runs[curve].append(run_policy(requests, costs, settings=settings))
+            run = run_policy(requests, costs, settings=settings)
+            runs[curve].append(replace(run, seconds_by_tokens=by_tokens.seconds(costs)))
     return runs
 
 
@@ -253,6 +298,7 @@ def cost_table(runs: Mapping[str, Sequence[CostRun]], *, stream: str) -> list[di
             "tokens_per_pass_best_fixed": _mean(
                 r.num_tokens / r.fixed_seconds.min() for r in found
             ),
+            "tokens_per_pass_by_tokens": _mean(r.num_tokens / r.seconds_by_tokens for r in found),
             "share_scored": _mean(r.scored for r in found),
             "best_fixed": [run.best_arm for run in found],
         }

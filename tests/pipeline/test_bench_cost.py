@@ -10,6 +10,7 @@ from pipeline.bench_cost import (
     CURVE_TO_SLOPE,
     HEAD,
     LOOKUP,
+    RoundsByTokens,
     cost_rows,
     fixed_seconds,
     hit_rates,
@@ -47,6 +48,17 @@ def test_a_small_run_has_every_key_and_curve() -> None:
     assert len(result["cost_table"]) == 3 * len(CURVE_TO_SLOPE)
     assert 0.5 < result["cost_vs_best_fixed_arm"] < 2.0
     assert result["useless_pool_loss"] < 0.1
+    for row in result["cost_table"]:
+        assert (row["tokens_per_pass_by_tokens"] < 1.0) or row["stream"] != "useless pool"
+        assert row["tokens_per_pass_by_tokens"] > 0.0
+
+
+def test_a_policy_that_counts_tokens_alone_pays_for_every_draft_and_window() -> None:
+    rounds = RoundsByTokens(100, np.array([10, 30]), 4)
+    costs = pool_costs(KINDS, 0.1, 10)
+    drafts = 4 * (10 * LOOKUP.draft_seconds + 30 * HEAD.draft_seconds)
+    scoring = 100 * (LOOKUP.score_seconds + HEAD.score_seconds)
+    assert rounds.seconds(costs) == pytest.approx(40 * 1.4 + drafts + scoring)
 
 
 def test_useless_drafters_never_pay() -> None:
