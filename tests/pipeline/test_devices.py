@@ -21,7 +21,8 @@ from inference.target import Target
 from learner.online_trainer import OnlineTrainer
 from learner.training import DrafterTrainer, TrainableDrafter, TrainingSettings
 from pipeline import wiring
-from pipeline.drafters import HeadLoader, trainable
+from pipeline.drafters import trainable
+from pipeline.heads import HeadLoader
 from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import DrafterRegistry
 from pipeline.settings import ModelSettings, Settings, SettingsError
