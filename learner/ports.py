@@ -159,7 +159,11 @@ class ArtifactStore(Protocol):
         *,
         training_state: Mapping[str, torch.Tensor] | None = None,
     ) -> StoredVersion:
-        """Publish a version durably; it must not exist yet."""
+        """Publish a version durably.
+
+        Raises:
+            FileExistsError: If it exists: another trainer has written it.
+        """
 
     def read_config(self, uri: str, *, manifest_sha256: str) -> Mapping[str, Any]:
         """Return the config of a version."""

@@ -2,7 +2,8 @@
 
 One trainer per drafter writes. Before every announcement the board is read again: if what stands
 in the drafter's own place is not what this desk knows, another trainer or an operator has moved it,
-and whoever holds the older view must begin again from the board (``FencedError``).
+and whoever holds the older view must begin again from the board (``FencedError``). A version is
+written, then announced, and only then are older ones pruned: never one that the board names.
 
 A drafter's first version goes live at once: it replaces a drafter that proposes nothing, and
 nothing can be compared with that. Every later one passes the gate, if there is one.
@@ -20,7 +21,7 @@ import torch
 
 from learner.gate import GateSettings
 from learner.lifecycle import Lifecycle, Step
-from learner.ports import ArtifactStore, ReleaseBoard
+from learner.ports import ArtifactStore, ReleaseBoard, StoredVersion
 from schemas.events import DrafterReleased, ReleaseState, VerificationEvent, Watermark
 
 logger = logging.getLogger(__name__)
@@ -155,13 +156,7 @@ class ReleaseDesk:
         Raises:
             FencedError: If somebody else has moved the drafter.
         """
-        stored = self._store.write(
-            self._identity.drafter_id,
-            version,
-            weights.tensors,
-            weights.config,
-            training_state=weights.training_state,
-        )
+        stored = self._written(version, weights)
         release = DrafterReleased(
             drafter_id=self._identity.drafter_id,
             version=version,
@@ -190,6 +185,21 @@ class ReleaseDesk:
         self.continued = version
         self._forget_old_versions()
         return self._version_to_release[version]
+
+    def _written(self, version: int, weights: TrainedWeights) -> StoredVersion:
+        try:
+            return self._store.write(
+                self._identity.drafter_id,
+                version,
+                weights.tensors,
+                weights.config,
+                training_state=weights.training_state,
+            )
+        except FileExistsError as error:
+            raise FencedError(
+                f"drafter {self._identity.drafter_id}: version {version} was written by another "
+                f"trainer, this one continues {self.continued}; begin again from the board"
+            ) from error
 
     def observe(self, event: VerificationEvent, window: Callable[[], Watermark]) -> bool:
         """Let an event bear on the versions at work.
@@ -277,6 +287,10 @@ class ReleaseDesk:
         self._version_to_release = {
             version: one for version, one in self._version_to_release.items() if version in wanted
         }
+        named = [one for one in (self._own_place(), self._beside_place()) if one is not None]
+        if _mark(self.live) not in map(_mark, named):
+            return  # moved meanwhile: whoever did it prunes
+        wanted |= {version for one in named for version in (one.version, one.parent_version)}
         protected = wanted | set(self.wanted_besides())
         self._store.prune(self._identity.drafter_id, self._keep_versions, protected)
 

@@ -4,20 +4,64 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from learner.ports import RefusedEvents, Trainer
+from learner.ports import RefusedEvents, ReleaseBoard, Trainer
 from learner.training import FencedError
 from pipeline.boards import LogEventSource
 from pipeline.eventlog.kafka_membership import ChangeKind, KafkaMembership
 from pipeline.eventlog.ports import EventLog
+from schemas.events import DrafterReleased
 from schemas.topics import VERIFICATION_EVENTS
 
 GROUP = "draftloop.trainer"
 STANDBY_SECONDS = 0.1
 POLL_SECONDS = 0.5
+CONFIRM_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+class ElectedReleases:
+    """The board of releases, written by the elected trainer alone (``learner.ports.ReleaseBoard``).
+
+    A trainer that stood still for longer than its session, or that was too long over a step to
+    hear that another one was elected, finds out here, before it announces anything.
+
+    Args:
+        board: The releases.
+        member: Membership in the group of trainers.
+    """
+
+    def __init__(self, board: ReleaseBoard, member: KafkaMembership) -> None:
+        self._board = board
+        self._member = member
+
+    def read_all(self) -> Sequence[DrafterReleased]:
+        """Return the newest release of every drafter in its own place."""
+        return self._board.read_all()
+
+    def read_beside(self) -> Sequence[DrafterReleased]:
+        """Return the newest release of the version beside every drafter that has had one."""
+        return self._board.read_beside()
+
+    def publish(self, release: DrafterReleased) -> None:
+        """Publish durably what stands in the drafter's own place; returns once stored."""
+        self._refuse_unless_elected(release)
+        self._board.publish(release)
+
+    def publish_beside(self, release: DrafterReleased) -> None:
+        """Publish durably what becomes of the version beside it; returns once stored."""
+        self._refuse_unless_elected(release)
+        self._board.publish_beside(release)
+
+    def _refuse_unless_elected(self, release: DrafterReleased) -> None:
+        """Raise ``FencedError`` unless the group confirms this member just now."""
+        if not self._member.is_confirmed(CONFIRM_SECONDS) or not self._member.owned:
+            raise FencedError(
+                f"drafter {release.drafter_id}: version {release.version} is not announced, the "
+                "group of trainers no longer counts on this one; it stands by"
+            )
 
 
 class ElectedTraining:
@@ -34,7 +78,7 @@ class ElectedTraining:
         is_active: This process trains; the others stand by.
         num_elections: How often it became the active one.
         num_untrainable: Events set aside.
-        num_fenced: Times that another trainer had released a version meanwhile.
+        num_fenced: Times that it was kept from releasing: another trainer had, or was elected.
         last_poll_seconds: Monotonic time of the last look at the events, for liveness.
     """
 
@@ -73,6 +117,7 @@ class ElectedTraining:
                 # Ours was the older view: begin again from what is released, if still elected.
                 self.num_fenced += 1
                 logger.warning("%s", error)
+                time.sleep(STANDBY_SECONDS)
 
     def _train_while_active(self, stop: Callable[[], bool]) -> None:
         trainer = self._build()

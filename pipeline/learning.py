@@ -19,7 +19,13 @@ from pipeline.outages import run_through_outages
 from pipeline.service_page import ServicePage
 from pipeline.service_watch import LearnerMetrics, WatchedSource
 from pipeline.settings import Settings
-from pipeline.wiring import Progress, build_learner, build_trainer, is_training
+from pipeline.wiring import (
+    Progress,
+    build_learner,
+    build_trainer,
+    is_training,
+    release_board,
+)
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
 
 if TYPE_CHECKING:
@@ -126,12 +132,14 @@ def _run_in_groups(
 def _elected_training(
     settings: Settings, log: KafkaEventLog, progress: Progress | None
 ) -> ElectedTraining:
-    from pipeline.elected_training import GROUP, ElectedTraining
+    from pipeline.elected_training import GROUP, ElectedReleases, ElectedTraining
 
+    member = log.member(DRAFTER_RELEASES, GROUP)
+    board = ElectedReleases(release_board(settings, log), member)
     return ElectedTraining(
         log,
-        lambda: build_trainer(settings, log, progress=progress),
-        log.member(DRAFTER_RELEASES, GROUP),
+        lambda: build_trainer(settings, board, progress=progress),
+        member,
         LogRefusedEvents(log),
     )
 

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from pipeline.storage import ArtifactError, Storage, temporary_name
+from pipeline.storage import ArtifactError, NameTakenError, Storage, temporary_name
 from schemas import checks
 from schemas.errors import ContractError
 
@@ -28,6 +28,7 @@ __all__ = [
     "DrafterRegistry",
     "Json",
     "LoadedArtifact",
+    "NameTakenError",
     "StoredArtifact",
     "TensorSpec",
 ]
@@ -74,13 +75,21 @@ class DrafterRegistry:
     Args:
         root: Folder or fsspec URL that holds ``drafters/``.
         now: The clock for the manifest's ``created``, in UTC.
+        keep_seconds: A version is not pruned before its successor has been there for so long.
+            Until then somebody may still ask for it: a worker that loads slowly, or whoever reads
+            an announcement that arrived late, or the last one left by a broker that forgot others.
     """
 
     def __init__(
-        self, root: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        root: str,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        keep_seconds: float = 0.0,
     ) -> None:
         self._storage = Storage(root)
         self._now = now
+        self._keep_seconds = keep_seconds
 
     def write(
         self,
@@ -103,7 +112,8 @@ class DrafterRegistry:
             card: Model card in Markdown; a short one is written if empty.
 
         Raises:
-            ArtifactError: If the version exists, a value is not finite, or the store refuses.
+            NameTakenError: If the version exists: another publisher has written it.
+            ArtifactError: If a value is not finite, or the store refuses.
         """
         folder = _version_folder(drafter_id, version)
         contents = {
@@ -230,7 +240,7 @@ class DrafterRegistry:
         return named | {MANIFEST: json.dumps(plain, indent=2, sort_keys=True).encode()}
 
     def prune(self, drafter_id: str, keep: int, protected: Collection[int]) -> list[int]:
-        """Delete all but the newest ``keep`` versions and the protected ones.
+        """Delete all but the newest ``keep`` versions, the protected ones, and the recent ones.
 
         Args:
             drafter_id: An identifier.
@@ -242,12 +252,24 @@ class DrafterRegistry:
         """
         if keep < 1:
             raise ValueError(f"keep={keep} outside 1..: it would delete every version")
-        candidates = self.versions(drafter_id)[:-keep]
-        doomed = [version for version in candidates if version not in protected]
+        versions = self.versions(drafter_id)
+        doomed = [
+            version
+            for place, version in enumerate(versions[:-keep])
+            if version not in protected and self._is_settled(drafter_id, versions[place + 1])
+        ]
         for version in doomed:
             self._storage.delete_folder(_version_folder(drafter_id, version), visible_by=MANIFEST)
         self._storage.delete_leftovers(_drafter_folder(drafter_id))
         return doomed
+
+    def _is_settled(self, drafter_id: str, version: int) -> bool:
+        """Tell whether a version is there for long enough to prune what came before it."""
+        if not self._keep_seconds:
+            return True
+        manifest = self._manifest(_version_folder(drafter_id, version), None)
+        age = self._now() - datetime.fromisoformat(str(manifest["created"]))
+        return age.total_seconds() >= self._keep_seconds
 
     def _manifest(self, uri: str, manifest_sha256: str | None) -> Mapping[str, Json]:
         path = self._storage.resolve(uri)

@@ -223,7 +223,7 @@ def refresh(settings: Settings, must_end: Callable[[], bool]) -> int:
     """
     # Imported here: the schedules are read without torch.
     from pipeline.boards import LogEventSource, LogRefusedEvents
-    from pipeline.wiring import build_trainer, open_log
+    from pipeline.wiring import build_trainer, open_log, release_board
     from schemas.topics import VERIFICATION_EVENTS
 
     num_read = 0
@@ -234,7 +234,7 @@ def refresh(settings: Settings, must_end: Callable[[], bool]) -> int:
         ):
             partitions = range(log.num_partitions(VERIFICATION_EVENTS))
             ends = {p: log.end_offset(VERIFICATION_EVENTS, p) for p in partitions}
-            trainer = build_trainer(settings, log)
+            trainer = build_trainer(settings, release_board(settings, log))
             source = LogEventSource(log, partitions)
             for partition, offset in trainer.start_offsets().items():
                 source.seek(partition, offset)

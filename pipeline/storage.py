@@ -45,6 +45,10 @@ class ArtifactError(Exception):
         super().__init__(f"{path}: found {self.found}, expected {self.expected}")
 
 
+class NameTakenError(ArtifactError, FileExistsError):
+    """Another writer has published under this name."""
+
+
 class Storage:
     """The files under one root.
 
@@ -131,7 +135,8 @@ class Storage:
         """Store one file, durable when this returns.
 
         Raises:
-            ArtifactError: If the name is taken or the file cannot be written.
+            NameTakenError: If the name is taken.
+            ArtifactError: If the file cannot be written.
         """
         path = self.resolve(reference)
         with _refusals(path, "a name never used in a writable store"):
@@ -153,7 +158,8 @@ class Storage:
             visible_by: The file that makes the folder count as published.
 
         Raises:
-            ArtifactError: If the folder is published already or cannot be written.
+            NameTakenError: If the folder is published already.
+            ArtifactError: If it cannot be written.
         """
         path = self.resolve(reference)
         with _refusals(path, "a folder never published in a writable store"):
@@ -240,7 +246,8 @@ def _refusals(path: str, expected: str) -> Iterator[None]:
         yield
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-        raise ArtifactError(path, found=found, expected=expected) from error
+        kind = NameTakenError if isinstance(error, FileExistsError) else ArtifactError
+        raise kind(path, found=found, expected=expected) from error
 
 
 def temporary_name() -> str:

@@ -20,7 +20,7 @@ from inference.ports import Drafter
 from inference.target import Target, load_target
 from inference.worker import Worker, WorkerOptions
 from learner.online_trainer import OnlineTrainer
-from learner.ports import EventSource
+from learner.ports import EventSource, ReleaseBoard
 from learner.selection import parse_policy
 from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
@@ -55,6 +55,9 @@ from schemas.topics import VERIFICATION_EVENTS
 
 CLOSE_SECONDS = 10.0
 """Longest wait for unsent events when a worker ends."""
+
+KEEP_VERSION_SECONDS = 60.0
+"""No version is deleted before its successor is so old: whoever still loads it has that long."""
 
 Progress = Callable[[str], None]
 
@@ -267,7 +270,8 @@ def build_learner(
     """
     one = settings.learner
     trains_here = source is None and is_training(settings)
-    trainer = build_trainer(settings, log, progress=progress) if trains_here else None
+    board = release_board(settings, log)
+    trainer = build_trainer(settings, board, progress=progress) if trains_here else None
     return PolicyLearner(
         watch(source or LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS)))),
         LogPolicyBoard(log, source=one.learner_id),
@@ -282,13 +286,17 @@ def build_learner(
     )
 
 
+def release_board(settings: Settings, log: EventLog) -> LogReleaseBoard:
+    """Return the board that this learner announces its versions on."""
+    return LogReleaseBoard(log, source=settings.learner.learner_id)
+
+
 def build_trainer(
-    settings: Settings, log: EventLog, *, progress: Progress | None = None
+    settings: Settings, board: ReleaseBoard, *, progress: Progress | None = None
 ) -> OnlineTrainer:
     """Build the trainer of every head, each going on from its latest release."""
     target = open_target(settings, progress=progress)
-    registry = DrafterRegistry(str(settings.data))
-    board = LogReleaseBoard(log, source=settings.learner.learner_id)
+    registry = DrafterRegistry(str(settings.data), keep_seconds=KEEP_VERSION_SECONDS)
     loader = HeadLoader(target, registry)
     texts = _draft_vocabulary_texts(settings.learner.draft_vocabulary_text)
     released = {release.drafter_id: release for release in board.read_all()}

@@ -164,6 +164,35 @@ def test_invalid_views_of_an_older_trainer_are_fenced(place: Place) -> None:
         serve(place, second, traffic, {}, 1)
 
 
+def test_invalid_number_that_another_trainer_has_taken_is_fenced(place: Place) -> None:
+    """Both have looked before either has written."""
+    first, second = place.trainer(), place.trainer()
+    version = second._desk.next_version()
+    taken = first.release("by the first")
+    second._desk.next_version = lambda: version  # type: ignore[method-assign]
+    with pytest.raises(FencedError, match=f"version {version} was written by another trainer"):
+        second.release("by the second")
+    assert place.releases.all_releases()[-1] == taken
+
+
+def test_a_release_that_was_overtaken_prunes_nothing(place: Place) -> None:
+    """The board has moved between the announcement and the look at what may go."""
+    trainer = place.trainer(replace(SETTINGS, keep_versions=1))
+    earlier = trainer.release("earlier")
+    publish = place.releases.publish
+
+    def publish_and_be_overtaken(release: DrafterReleased) -> None:
+        publish(release)
+        publish(earlier)
+
+    place.releases.publish = publish_and_be_overtaken  # type: ignore[method-assign]
+    trainer.release("overtaken")
+    assert place.registry.versions(HEAD)[-2:] == [1, 2]
+    place.releases.publish = publish  # type: ignore[method-assign]
+    resumed = place.trainer(replace(SETTINGS, keep_versions=1))
+    assert resumed.release("again").parent_version == earlier.version
+
+
 def test_a_retired_drafter_is_not_trained(place: Place) -> None:
     place.trainer(GATED)
     live = place.releases.read_all()[0]
@@ -189,4 +218,5 @@ def test_versions_in_use_are_never_pruned(place: Place) -> None:
         live = place.releases.read_all()[0].version
         stored = place.registry.versions(HEAD)
         assert {live, trainer.version} <= set(stored)
-        assert len(stored) <= 3
+        # What is live and what is beside it, and what each of them came from.
+        assert len(stored) <= 4

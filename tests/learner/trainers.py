@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from learner.examples import TrainingBatch
 from learner.online_trainer import OnlineTrainer
-from learner.ports import ReceivedEvent
+from learner.ports import ReceivedEvent, ReleaseBoard
 from learner.training import DrafterTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from learner.updates.rule import Weights
@@ -129,6 +129,7 @@ class Place:
         *,
         drafter: Softmax | None = None,
         target_fingerprint: str = "fingerprint-0",
+        board: ReleaseBoard | None = None,
     ) -> DrafterTrainer:
         """Start a process."""
         return DrafterTrainer(
@@ -137,7 +138,7 @@ class Place:
             target_fingerprint=target_fingerprint,
             tokenizer_hash="tokenizer-0",
             store=self.registry,
-            board=self.releases,
+            board=board or self.releases,
             now=lambda: datetime(2026, 11, 29, tzinfo=UTC),
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 from learner.ports import ReceivedEvent, Trainer
 from learner.training import FencedError
-from pipeline.elected_training import GROUP, ElectedTraining
+from pipeline.elected_training import GROUP, ElectedReleases, ElectedTraining
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.kafka_membership import ChangeKind, PartitionChange
 from pipeline.topics import TopicPlan, create_topics
@@ -31,6 +31,11 @@ class Member:
 
     def __init__(self) -> None:
         self.changes: list[PartitionChange] = []
+        self.owned: frozenset[int] = frozenset({0})
+        self.is_heard = True
+
+    def is_confirmed(self, timeout_seconds: float) -> bool:
+        return self.is_heard
 
     def tell(self, kind: ChangeKind) -> PartitionChange:
         change = PartitionChange(kind, (0,))
@@ -145,6 +150,24 @@ def test_invalid_release_of_a_trainer_that_another_one_has_overtaken(tmp_path: P
     versions = [decode_drafter_released(data).version for data in place.releases.history]
     parents = [decode_drafter_released(data).parent_version for data in place.releases.history]
     assert parents == [-1, *versions[:-1]]
+
+
+def test_invalid_announcement_of_a_trainer_that_is_no_longer_elected(tmp_path: Path) -> None:
+    """It has written its version, but says nothing of it and deletes nothing."""
+    place, member = Place(tmp_path), Member()
+    board = ElectedReleases(place.releases, member)  # type: ignore[arg-type]
+    trainer = place.trainer(board=board)
+    train(place.online(trainer), placed([event_of(0)]))
+    history, stored = list(place.releases.history), place.registry.versions("softmax")
+    for owned, is_heard in ((frozenset(), True), (frozenset({0}), False)):
+        member.owned, member.is_heard = frozenset(owned), is_heard
+        with pytest.raises(FencedError, match=r"version \d is not announced"):
+            trainer.release("too late")
+        assert place.releases.history == history
+        assert set(stored) <= set(place.registry.versions("softmax"))
+    member.is_heard = True
+    trainer = place.trainer(board=board)
+    assert trainer.release("elected again").parent_version == 1
 
 
 @pytest.mark.external_service

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,18 @@ def test_prune_keeps_the_newest_and_every_protected_version(root: str) -> None:
     assert registry.prune("head-a", 1, protected=()) == []
     assert registry.versions("head-a") == [100]
     assert registry.versions("head-b") == [1]
+
+
+def test_a_version_that_was_replaced_just_now_is_not_pruned(root: str) -> None:
+    clock = [datetime(2026, 11, 30, tzinfo=UTC)]
+    registry = DrafterRegistry(root, now=lambda: clock[0], keep_seconds=60.0)
+    for version in range(4):
+        registry.write("head-a", version, {"x": torch.ones(1)}, {})
+        clock[0] += timedelta(seconds=25)
+    # Version 0 has been the older one for 75 s, version 1 for 50 s.
+    assert registry.prune("head-a", 1, protected=()) == [0]
+    clock[0] += timedelta(seconds=10)
+    assert registry.prune("head-a", 1, protected=()) == [1]
 
 
 def test_a_pruned_version_is_gone_as_a_whole(tmp_path: Path, local: DrafterRegistry) -> None:
