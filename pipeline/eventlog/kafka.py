@@ -204,7 +204,7 @@ class KafkaEventLog:
         """Return a membership in a group on ``topic``, not yet started; its user closes it."""
         self._spec(topic)
         return KafkaMembership(
-            lambda: self._clients.member(group),
+            lambda assignor: self._clients.member(group, assignor),
             topic,
             session_timeout_seconds=self._options.session_timeout_seconds,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from kafka.errors import KafkaTimeoutError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.selector import NetworkSelector
@@ -72,8 +72,8 @@ class KafkaClients:
         }
         return self._build(KafkaConsumer, settings)
 
-    def member(self, group: str) -> Any:
-        """Build a consumer that joins a group, which gives and takes partitions one by one."""
+    def member(self, group: str, assignor: AbstractPartitionAssignor) -> Any:
+        """Build a consumer that joins a group, which gives and takes partitions by ``assignor``."""
         session_milliseconds = round(1000 * self._options.session_timeout_seconds)
         settings = {
             "group_id": group,
@@ -81,7 +81,7 @@ class KafkaClients:
             "auto_offset_reset": "latest",
             "allow_auto_create_topics": False,
             "metrics_enabled": False,
-            "partition_assignment_strategy": [CooperativeStickyAssignor],
+            "partition_assignment_strategy": [assignor],
             "session_timeout_ms": session_milliseconds,
             "heartbeat_interval_ms": session_milliseconds // _HEARTBEATS_PER_SESSION,
         }

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from kafka.errors import (
     AuthorizationError,
+    InvalidProducerEpochError,
     InvalidSessionTimeoutError,
     InvalidTopicError,
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
     MessageSizeTooLargeError,
+    OutOfOrderSequenceNumberError,
     SaslAuthenticationFailedError,
+    UnknownProducerIdError,
     UnsupportedSaslMechanismError,
 )
 
 from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError
 from pipeline.topics import MAX_MESSAGE_BYTES
+
+PRODUCER_FORGOTTEN = (
+    OutOfOrderSequenceNumberError,
+    UnknownProducerIdError,
+    InvalidProducerEpochError,
+)
+"""A broker that came back no longer knows how far this producer had counted its batches.
+
+The client calls them final; for a producer without transactions a new one cures them.
+"""
 
 
 class BrokerCertificateError(KafkaError):  # type: ignore[misc]  # the client is untyped
@@ -25,6 +38,7 @@ class BrokerCertificateError(KafkaError):  # type: ignore[misc]  # the client is
 def translated(error: KafkaError, where: str) -> EventLogError:
     """Return the error in one line, with the cure."""
     is_away = isinstance(error, KafkaTimeoutError | KafkaConnectionError) or error.retriable
+    is_away = is_away or isinstance(error, PRODUCER_FORGOTTEN)
     kind = EventLogUnavailableError if is_away else EventLogError
     # The client's timeouts say nothing, and its connection errors end with what went wrong.
     cause = (str(error) or type(error).__name__).splitlines()[0][:300]
@@ -39,6 +53,8 @@ def _cure(error: KafkaError) -> str:
         return "correct kafka.ssl_ca_file, or the broker's certificate"
     if isinstance(error, UnsupportedSaslMechanismError):
         return "correct kafka.sasl_mechanism"
+    if isinstance(error, PRODUCER_FORGOTTEN):
+        return "repeat: a new producer counts its batches from the beginning"
     if isinstance(error, SaslAuthenticationFailedError):
         return "correct kafka.sasl_username, kafka.sasl_password or kafka.sasl_mechanism"
     if isinstance(error, InvalidSessionTimeoutError):

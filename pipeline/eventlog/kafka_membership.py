@@ -18,12 +18,16 @@ from enum import StrEnum
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, TopicPartition
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import (
+    CommitFailedError,
     InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
     KafkaError,
+    RebalanceInProgressError,
 )
-from kafka.structs import OffsetAndMetadata
+from kafka.structs import MemberState, OffsetAndMetadata
 
 from pipeline.eventlog.kafka_connections import REFUSALS
 from pipeline.eventlog.kafka_errors import translated
@@ -38,6 +42,9 @@ FATAL = (
     InvalidSessionTimeoutError,
 )
 """Refusals that no repetition cures."""
+
+REBALANCING = (RebalanceInProgressError, CommitFailedError)
+"""What a commit is told that comes while the group shares its partitions out anew."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +73,8 @@ class KafkaMembership:
     """One member of a group on one topic.
 
     Args:
-        build: Builds the client, a consumer in the group; it is used in the thread alone.
+        build: Builds the client, a consumer in the group with the assignor that is handed in; it
+            is used in the thread alone.
         topic: Whose partitions are shared out.
         session_timeout_seconds: A member that was silent for so long has left.
         most_silent_seconds: If the owner does not ask for changes for so long, it is taken for
@@ -79,7 +87,7 @@ class KafkaMembership:
 
     def __init__(
         self,
-        build: Callable[[], Any],
+        build: Callable[[AbstractPartitionAssignor], Any],
         topic: str,
         *,
         session_timeout_seconds: float,
@@ -101,7 +109,6 @@ class KafkaMembership:
         self._has_answered = threading.Event()
         self._stop = threading.Event()
         self._fatal_error: KafkaError | None = None
-        self._has_lost = False
         self._thread = threading.Thread(target=self._run, name=f"member {topic}", daemon=True)
         self.num_rebalances = 0
         self.num_failures = 0
@@ -169,7 +176,7 @@ class KafkaMembership:
             self._moved_seconds = time.monotonic()
             try:
                 if consumer is None:
-                    consumer = self._build()
+                    consumer = self._build(_HonestAssignor(self))
                     consumer.subscribe([self._topic], listener=_Listener(self, consumer))
                 if self._is_owner_silent():
                     self._leave(consumer)
@@ -177,15 +184,13 @@ class KafkaMembership:
                     continue
                 consumer.poll(timeout_ms=POLL_MILLISECONDS)
                 self._commit_or_confirm(consumer)
-                if self._has_lost:
-                    # The client (3.0.12) goes on telling the group that it owns what it has lost.
-                    # They are then withheld from the others and given to nobody.
-                    self._has_lost = False
-                    self._leave(consumer)
-                    consumer = None
             except FATAL as error:
                 self._fatal_error = error
                 break
+            except REBALANCING as error:
+                # The group waits for us to join it anew, which the next poll does.
+                self.num_failures += 1
+                logger.info("membership in the group of %s: %s", self._topic, error)
             except KafkaError as error:
                 self._bear(error)
             except Exception as error:
@@ -223,7 +228,13 @@ class KafkaMembership:
         consumer.close(autocommit=False, timeout_ms=round(1000 * self._session_seconds))
 
     def _commit_or_confirm(self, consumer: Any) -> None:
-        """Store new positions; store old ones again when it is time to hear from the group."""
+        """Store new positions; store old ones again when it is time to hear from the group.
+
+        While the group is rebalancing it is told nothing: a position that comes with a generation
+        that is over costs the client its membership, and the group another rebalance.
+        """
+        if consumer.group_metadata().state != MemberState.STABLE:
+            return
         since_seconds = time.monotonic() - self._confirmed_seconds
         is_due = since_seconds > self._session_seconds / CONFIRMATIONS_PER_SESSION
         with self._lock:
@@ -281,6 +292,26 @@ class KafkaMembership:
                 self._positions.pop(partition, None)
 
 
+class _HonestAssignor(CooperativeStickyAssignor):  # type: ignore[misc]  # the client is untyped
+    """Tells the group what this member owns.
+
+    The client's own (3.0.12) goes on naming what it has lost; that is then withheld from the others
+    and given to nobody. Leaving the group instead does not help: while a join is under way, the
+    broker hears of it too late, and waits for a member that is gone until its session has ended.
+    """
+
+    def __init__(self, membership: KafkaMembership) -> None:
+        super().__init__()
+        self.member_assignment: list[TopicPartition] | None = None
+        self._membership = membership
+
+    def metadata(self, topics: Any) -> Any:
+        owned = self._membership.owned
+        known = self.member_assignment or []
+        self.member_assignment = [place for place in known if place.partition in owned]
+        return super().metadata(topics)
+
+
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the client is untyped
     """Hands the group's changes to the membership; runs in the client's own thread."""
 
@@ -297,5 +328,4 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the client 
         self._membership._give_up([place.partition for place in revoked])
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        self._membership._has_lost = True
         self._membership._lose([place.partition for place in lost])

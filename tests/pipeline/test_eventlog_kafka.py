@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from kafka import KafkaAdminClient, TopicPartition
 
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
-from pipeline.eventlog.ports import EventLogError, Message, TopicSpec
+from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError, Message, TopicSpec
 from pipeline.topics import MAX_MESSAGE_BYTES
 from tests.integration.broker import (
     BOOTSTRAP_VARIABLE,
@@ -32,6 +33,9 @@ from tests.integration.broker import (
 COMPACTION_SECONDS = 20.0
 LEFT_TO_ITSELF_SECONDS = 25.0
 """The client would try for 30 s; the log asks for a second or less."""
+
+SAVED_SECONDS = 2.5
+"""The emulated broker writes what it holds to its disk once a second."""
 
 T = TypeVar("T")
 
@@ -200,6 +204,29 @@ def test_a_broker_that_goes_away_is_reported_and_used_again_once_it_is_back(
         (stored,) = _until_answered(lambda: log.read(topic, 0, 1, max_messages=1))
         assert stored.message == message
         assert _until_answered(lambda: log.end_offset(topic, 0)) >= 2
+    log.close()
+
+
+@pytest.mark.external_service
+@ignore_forgotten_sockets
+@pytest.mark.usefixtures("forgotten_sockets")
+def test_a_producer_that_the_broker_has_forgotten_is_replaced(tmp_path: Path) -> None:
+    """It counts its batches, and the broker that came back expects the first one."""
+    port = free_port()
+    log = KafkaEventLog([f"127.0.0.1:{port}"], KafkaOptions(timeout_seconds=2.0))
+    with own_broker(tmp_path, port):
+        topic = new_topic(log, 1)
+        for value in (b"1", b"2"):
+            log.append(topic, [Message(key=b"k", value=value)])
+        time.sleep(SAVED_SECONDS)
+    with own_broker(tmp_path, port):
+        deadline = time.monotonic() + LEFT_TO_ITSELF_SECONDS
+        while time.monotonic() < deadline:
+            # Any other error would end a service.
+            with suppress(EventLogUnavailableError):
+                log.append(topic, [Message(key=b"k", value=b"3")])
+                break
+        assert [stored.message.value for stored in log.read(topic, 0, 0)][:3] == [b"1", b"2", b"3"]
     log.close()
 
 

@@ -42,7 +42,7 @@ def member(servers: str, *, most_silent_seconds: float = 300.0) -> KafkaMembersh
     )
     clients = KafkaClients(servers.split(","), options)
     return KafkaMembership(
-        lambda: clients.member(GROUP),
+        lambda assignor: clients.member(GROUP, assignor),
         VERIFICATION_EVENTS,
         session_timeout_seconds=6.0,
         most_silent_seconds=most_silent_seconds,

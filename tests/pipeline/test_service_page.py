@@ -205,7 +205,7 @@ def test_a_membership_whose_thread_has_died_is_seen_to_stand(
     class Died(BaseException):
         """Not an error that the thread bears."""
 
-    def die() -> object:
+    def die(_: object) -> object:
         raise Died
 
     member = KafkaMembership(die, "topic", session_timeout_seconds=6.0)
