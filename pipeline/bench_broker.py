@@ -31,6 +31,7 @@ from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaClients, KafkaOptions
 from pipeline.eventlog.ports import EventLog
 from pipeline.group_source import GroupEventSource
+from pipeline.local_broker import BenchError
 from pipeline.topics import TopicPlan
 from schemas.codec import cloud_event_headers, encode
 from schemas.events import VerificationEvent
@@ -39,10 +40,6 @@ BARE_TOPIC = "draftloop.bench-bare"
 IDLE_SECONDS = 60.0
 WARM_UP_EVENTS = 50
 OPTIONS = KafkaOptions(compression="zstd", session_timeout_seconds=10.0)
-
-
-class BenchError(Exception):
-    """The benchmark could not be finished; the message says how far it came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,12 @@ def add_bench_commands(bench: typer.Typer) -> None:
         "vllm",
         epilog="Example: [bold]draftloop bench vllm --quick --json vllm.json[/bold]",
     )(bench_vllm)
+    bench.command("scaling", epilog="Example: [bold]draftloop bench scaling --json s.json[/bold]")(
+        bench_scaling
+    )
+    bench.command("outage", epilog="Example: [bold]draftloop bench outage --json o.json[/bold]")(
+        bench_outage
+    )
 
 
 def bench_pipeline(
@@ -112,3 +118,47 @@ def bench_vllm(
         methods=methods,
     )
     run_vllm_bench(load_settings(config), bench, console=Console(), json_file=json_file)
+
+
+def bench_scaling(
+    num_events: Annotated[int, typer.Option(min=100, help="Backlog to catch up with.")] = 6000,
+    repetitions: Annotated[int, typer.Option(min=1, help="Measurements of each group.")] = 5,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+) -> None:
+    """Measure how much faster three learners catch up than one, and compare what they learned.
+
+    Starts a broker of its own (noida-db) on the loopback.
+    """
+    from pipeline.bench_scaling import ScalingBench, run_scaling_bench
+
+    run_scaling_bench(
+        ScalingBench(num_events=num_events, repetitions=repetitions),
+        json_file=json_file,
+        console=Console(),
+    )
+
+
+def bench_outage(
+    outage_seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long the broker is away.")
+    ] = 60.0,
+    steady_seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long it serves before, and after.")
+    ] = 60.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+) -> None:
+    """Serve while the broker is stopped and started again: latency, memory, drops, recovery.
+
+    Starts a broker of its own (noida-db) on the loopback.
+    """
+    from pipeline.bench_outage import OutageBench, run_outage_bench
+
+    run_outage_bench(
+        OutageBench(outage_seconds=outage_seconds, steady_seconds=steady_seconds),
+        json_file=json_file,
+        console=Console(),
+    )

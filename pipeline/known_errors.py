@@ -17,6 +17,7 @@ from pipeline.drafter_versions import DrafterVersionError
 from pipeline.eventlog.ports import EventLogError
 from pipeline.health import NotHealthyError
 from pipeline.json_files import OutputError
+from pipeline.local_broker import BenchError, NoBrokerError
 from pipeline.locks import LockError
 from pipeline.prompts import PromptsError
 from pipeline.recording_log import RecordingExistsError
@@ -28,6 +29,7 @@ from schemas.errors import ContractError
 KNOWN_ERRORS = (
     ArchiverError,
     ArtifactError,
+    BenchError,
     ContractError,
     DemoError,
     DrafterVersionError,
@@ -35,6 +37,7 @@ KNOWN_ERRORS = (
     FencedError,
     LockError,
     ModelFilesError,
+    NoBrokerError,
     NotHealthyError,
     OutputError,
     OutputsDifferError,
