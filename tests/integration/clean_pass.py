@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
@@ -13,13 +15,15 @@ from pipeline.boards import LogEventSource
 from pipeline.event_decoding import decode_events
 from pipeline.eventlog.ports import EventLog, StoredMessage
 from pipeline.log_files import log_files
+from pipeline.registry import DrafterRegistry
 from schemas.arrow import LoggedEvent, events_from_table, read_table
-from schemas.codec import decode_policy_published, encode
+from schemas.codec import decode_drafter_released, decode_policy_published, encode
 from schemas.equality import first_difference
-from schemas.events import PolicyPublished
-from schemas.topics import POLICIES, VERIFICATION_EVENTS
-from tests.integration.roles import LEARNER_ID
+from schemas.events import DrafterReleased, PolicyPublished
+from schemas.topics import DRAFTER_RELEASES, POLICIES, VERIFICATION_EVENTS
+from tests.integration.roles import DRAFTER_ID, LEARNER_ID, TRAINED_STREAM, trainer
 from tests.learner.fakes import FakePolicyBoard
+from tests.learner.trainers import Releases, same
 from tests.schemas.builders import PRODUCED_AT
 
 
@@ -89,6 +93,83 @@ def first_wrong_policy(log: EventLog, events: list[LoggedEvent]) -> str | None:
                 f"the last one is {place(of_stream[-1])}"
             )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class CleanReleases:
+    """The versions of one undisturbed trainer.
+
+    ``end_to_release`` has them by the offset behind the last event that they were trained on, in
+    the partition of the one stream that can be trained on.
+    """
+
+    registry: DrafterRegistry
+    partition: int
+    end_to_release: dict[int, DrafterReleased]
+
+    @classmethod
+    def of(cls, events: list[LoggedEvent], folder: Path) -> CleanReleases:
+        """Train on the events of a log; the versions go to ``folder``."""
+        board = Releases()
+        registry = DrafterRegistry(str(folder), keep_seconds=float("inf"))
+        online = trainer(board, registry)
+        partition = next(row.partition for row in events if row.event.stream == TRAINED_STREAM)
+        for row in events:
+            # A trainer tells copies from new events by partition, whatever their streams.
+            if row.partition == partition:
+                online.train(row)
+        releases = {release_end(one, partition): one for one in board.all_releases()}
+        return cls(registry, partition, releases)
+
+    @property
+    def last_end(self) -> int:
+        """Offset behind the last event of the newest version."""
+        return max(self.end_to_release)
+
+
+def release_end(release: DrafterReleased, partition: int) -> int:
+    """Return the offset behind the last event of a partition that a version contains."""
+    return release.training_window.partition_to_offset.get(partition, 0)
+
+
+def first_wrong_release(
+    log: EventLog, registry: DrafterRegistry, clean: CleanReleases, events: list[LoggedEvent]
+) -> str | None:
+    """Compare every announced version with the one that a clean pass makes of the same events.
+
+    Numbers may have gaps, where a trainer died between writing and announcing. Of versions that
+    were pruned meanwhile, only the events that trained them are compared.
+
+    Returns:
+        The last event of the first version that differs, and how; None if the newest version ends
+        where the clean pass does, and none of the others differs.
+    """
+    end_to_row = {row.offset + 1: row for row in events if row.partition == clean.partition}
+    stored, newest, end = set(registry.versions(DRAFTER_ID)), -1, -1
+    for stored_message in stored_messages(log, DRAFTER_RELEASES, 0):
+        release = decode_drafter_released(stored_message.message.value)
+        end = release_end(release, clean.partition)
+        where = place(end_to_row[end]) if end in end_to_row else "the untrained version"
+        if release.version <= newest:
+            return f"{where}: version {release.version} was announced behind version {newest}"
+        newest = release.version
+        expected = clean.end_to_release.get(end)
+        if expected is None:
+            return f"{where}: version {newest} ends with it, none of the clean pass does"
+        if newest in stored and not same(
+            _training_state(registry, release), _training_state(clean.registry, expected)
+        ):
+            return f"{where}: the weights of version {newest} differ, which ends with it"
+    if newest not in stored or end != clean.last_end:
+        return f"{place(end_to_row[clean.last_end])}: not in the newest version, {newest}"
+    return None
+
+
+def _training_state(
+    registry: DrafterRegistry, release: DrafterReleased
+) -> Mapping[str, torch.Tensor]:
+    digest = release.manifest_sha256
+    return registry.read_training_state(release.artifact_uri, manifest_sha256=digest)
 
 
 def first_wrong_row(folder: Path, events: list[LoggedEvent]) -> str | None:

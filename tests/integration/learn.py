@@ -1,13 +1,11 @@
 """Learners to be killed: ``python -m tests.integration.learn LOG``.
 
-For every line on the standard input, a number of events between publications, it starts a learner
-in a process of its own, prints that process's id, and waits for its end. Forked, because
-importing everything takes a second.
+A line on the standard input is the number of events between publications
+(``tests.integration.killing``).
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,6 +18,7 @@ from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
 from schemas.arrow import LoggedEvent
 from schemas.topics import VERIFICATION_EVENTS
+from tests.integration.killing import serve_forks
 
 
 class DrainingSource(LogEventSource):
@@ -44,29 +43,15 @@ def make_learner(
     return PolicyLearner(source, board, settings, now=lambda: datetime.now(UTC)), source
 
 
-def main(log_path: Path) -> None:
-    """Serve until the standard input ends."""
-    for line in sys.stdin:
-        process_id = os.fork()
-        if process_id == 0:
-            _learn(log_path, publish_every_events=int(line))
-        sys.stdout.write(f"{process_id}\n")
-        sys.stdout.flush()
-        os.waitpid(process_id, 0)
-
-
-def _learn(log_path: Path, *, publish_every_events: int) -> None:
-    """Learn for ever."""
-    try:
-        log = EmbeddedEventLog(log_path)
-        board = LogPolicyBoard(log, source="killed")
-        learner, _ = make_learner(
-            log, publish_every_events=publish_every_events, board=board, group="killed"
-        )
-        learner.run(lambda: False)
-    finally:
-        os._exit(1)
+def learn_for_ever(log_path: Path, publish_every_events: int) -> None:
+    """Learn until killed."""
+    log = EmbeddedEventLog(log_path)
+    board = LogPolicyBoard(log, source="killed")
+    learner, _ = make_learner(
+        log, publish_every_events=publish_every_events, board=board, group="killed"
+    )
+    learner.run(lambda: False)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve_forks(lambda line: learn_for_ever(Path(sys.argv[1]), int(line)))

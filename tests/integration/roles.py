@@ -1,8 +1,7 @@
-"""The services to be killed: ``python -m tests.integration.roles SERVERS FOLDER``.
+"""The services of the fault run: ``python -m tests.integration.roles SERVERS FOLDER``.
 
-For every line on the standard input, a role and a number, it starts that service over the broker
-in a process of its own and prints that process's id. Forked, because importing everything takes
-seconds. A service ends well on SIGTERM.
+A line on the standard input is a role and a number (``tests.integration.killing``). A service ends
+well on SIGTERM, and writes to ``ROLE-NUMBER.err`` in the folder.
 """
 
 from __future__ import annotations
@@ -14,63 +13,91 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from inference.emission import Emitter
 from learner.online_trainer import OnlineTrainer
+from learner.ports import ReleaseBoard
 from learner.service import LearnerSettings, PolicyLearner
+from learner.stream_state import StreamSettings, StreamState
 from learner.training import DrafterTrainer
 from pipeline.archiver import Archiver, ArchiverError
 from pipeline.boards import LogPolicyBoard, LogRefusedEvents, LogReleaseBoard
 from pipeline.dead_letters import DeadLetterTopic
 from pipeline.elected_training import GROUP as TRAINER_GROUP
-from pipeline.elected_training import ElectedTraining
+from pipeline.elected_training import ElectedReleases, ElectedTraining
 from pipeline.event_sender import LogEventSender
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
-from pipeline.eventlog.ports import EventLogError
+from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError
 from pipeline.group_source import GroupEventSource
 from pipeline.outages import run_through_outages
 from pipeline.registry import DrafterRegistry
+from pipeline.topics import TopicPlan, create_topics
 from schemas.events import VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
+from tests.integration.killing import serve_forks
+from tests.learner.fakes import PlacedEvent
 from tests.learner.trainers import SETTINGS, Features, Softmax, event_of
 from tests.schemas.builders import PRODUCED_AT, make_event
 
 NUM_STREAMS = 12
 TRAINED_STREAM = "stream-a"
+DRAFTER_ID = "softmax"
 TRAINED_EVERY = 25
+TRAINING = replace(SETTINGS, release_every_events=4)
+KEEP_SECONDS = 20.0
 LEARNER_ID = "group"
-OPTIONS = KafkaOptions(timeout_seconds=4.0, session_timeout_seconds=6.0)
+SECONDS_BETWEEN_EVENTS = 0.02
+RETRY_SECONDS = 0.2
+NUM_PARTITIONS = 4
+OPTIONS = KafkaOptions(timeout_seconds=10.0, session_timeout_seconds=6.0)
 
 
 def open_log(servers: str) -> KafkaEventLog:
-    """Open the broker's log, soon disappointed by a broker that is away."""
-    return KafkaEventLog([servers], OPTIONS)
+    """Open the broker's log with its topics."""
+    log = KafkaEventLog([servers], OPTIONS)
+    try:
+        create_topics(log, TopicPlan(num_partitions=NUM_PARTITIONS))
+    except BaseException:
+        log.close()
+        raise
+    return log
+
+
+def open_log_patiently(servers: str) -> KafkaEventLog:
+    """Open it once the broker can be reached, as every service begins."""
+    while True:
+        try:
+            return open_log(servers)
+        except EventLogUnavailableError:
+            time.sleep(RETRY_SECONDS)
 
 
 def event(worker: int, sequence: int) -> VerificationEvent:
     """Return an event of a worker; some of them can be trained on, all those in one stream."""
+    worker_id = f"worker-{worker}"
     if sequence % TRAINED_EVERY == 0:
-        return event_of(sequence, worker_epoch=worker)
+        return replace(event_of(sequence, worker_epoch=worker), worker_id=worker_id)
     return make_event(
         sequence=sequence,
-        worker_id=f"worker-{worker}",
+        worker_id=worker_id,
         worker_epoch=worker,
         stream=f"stream-{sequence % NUM_STREAMS}",
         num_windows=2,
     )
 
 
-def trainer(log: KafkaEventLog, board: LogReleaseBoard, folder: Path) -> OnlineTrainer:
+def trainer(board: ReleaseBoard, registry: DrafterRegistry) -> OnlineTrainer:
     """Build the trainer of one drafter."""
     one = DrafterTrainer(
         Softmax(),
-        SETTINGS,
+        TRAINING,
         target_fingerprint="fingerprint-0",
         tokenizer_hash="tokenizer-0",
-        store=DrafterRegistry(str(folder)),
+        store=registry,
         board=board,
         now=lambda: PRODUCED_AT,
     )
@@ -78,7 +105,7 @@ def trainer(log: KafkaEventLog, board: LogReleaseBoard, folder: Path) -> OnlineT
 
 
 def _learn(servers: str, folder: Path, number: int, stop: threading.Event) -> None:
-    log = open_log(servers)
+    log = open_log_patiently(servers)
     with closing(GroupEventSource(log)) as source:
         learner = PolicyLearner(
             source,
@@ -92,12 +119,11 @@ def _learn(servers: str, folder: Path, number: int, stop: threading.Event) -> No
 
 
 def _train(servers: str, folder: Path, number: int, stop: threading.Event) -> None:
-    log = open_log(servers)
+    log = open_log_patiently(servers)
     member = log.member(DRAFTER_RELEASES, TRAINER_GROUP)
-    board = LogReleaseBoard(log, source=f"trainer-{number}")
-    training = ElectedTraining(
-        log, lambda: trainer(log, board, folder / "data"), member, LogRefusedEvents(log)
-    )
+    board = ElectedReleases(LogReleaseBoard(log, source=f"trainer-{number}"), member)
+    registry = DrafterRegistry(str(folder / "registry"), keep_seconds=KEEP_SECONDS)
+    training = ElectedTraining(log, lambda: trainer(board, registry), member, LogRefusedEvents(log))
     member.start()
     with closing(member):
         run_through_outages("trainer", training.run, stop)
@@ -105,7 +131,7 @@ def _train(servers: str, folder: Path, number: int, stop: threading.Event) -> No
 
 def _archive(servers: str, folder: Path, number: int, stop: threading.Event) -> None:
     while not stop.is_set():
-        log = open_log(servers)
+        log = open_log_patiently(servers)
         try:
             with Archiver(
                 log,
@@ -119,14 +145,16 @@ def _archive(servers: str, folder: Path, number: int, stop: threading.Event) -> 
                 return
         except (EventLogError, ArchiverError):
             # The broker was away, or the one that was killed is not quite dead.
-            time.sleep(0.2)
+            time.sleep(RETRY_SECONDS)
+        finally:
+            log.close()
 
 
 def _work(servers: str, folder: Path, number: int, stop: threading.Event) -> None:
     sender = LogEventSender(lambda: open_log(servers), source=f"worker-{number}")
     emitter = Emitter(sender, capacity=500)
     sequence = 1
-    while not stop.wait(0.01):
+    while not stop.wait(SECONDS_BETWEEN_EVENTS):
         emitter.emit(event(number, sequence))
         sequence += 1
     emitter.close(5.0)
@@ -140,37 +168,22 @@ ROLES: dict[str, Callable[[str, Path, int, threading.Event], None]] = {
 }
 
 
-def main(servers: str, folder: Path) -> None:
-    """Serve until the standard input ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        role, number = line.split()
-        process_id = os.fork()
-        if process_id == 0:
-            _run(role, servers, folder, int(number))
-        sys.stdout.write(f"{process_id}\n")
-        sys.stdout.flush()
+def run_role(servers: str, folder: Path, line: str) -> None:
+    """Be a service until SIGTERM."""
+    role, number = line.split()
+    output = os.open(folder / f"{role}-{number}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(output, 2)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    ROLES[role](servers, folder, int(number), stop)
 
 
-def _run(role: str, servers: str, folder: Path, number: int) -> None:
-    """Be the service, and end."""
-    status = 1
-    try:
-        output = os.open(folder / f"{role}-{number}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 2)
-        stop = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ROLES[role](servers, folder, number, stop)
-        status = 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+def load_kernels() -> None:
+    """Learn one event, so that no process has to load the kernels anew."""
+    received = PlacedEvent(partition=0, offset=0, event=event(1, 1))
+    StreamState(stream=received.event.stream).learned(received, StreamSettings())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    load_kernels()
+    serve_forks(lambda line: run_role(sys.argv[1], Path(sys.argv[2]), line))

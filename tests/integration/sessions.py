@@ -3,20 +3,23 @@
 A Kafka broker removes a member from its group when its session has ended. The one that the tests
 start keeps a killed member for ever (seen with 0.2.3: "Stable" with it, two sessions later). So
 here the test plays that part of the broker, and only there: a member is removed through the admin
-interface once its process has been dead, or stopped, for as long as a session lasts.
+interface once its process has been dead, or stopped, for as long as a session lasts. A process that
+has joined twice for so long has left once without being heard: both go, and it joins anew.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from kafka import KafkaAdminClient
 from kafka.admin import MemberToRemove
 from kafka.errors import KafkaError
+
+from tests.integration.killing import is_running
 
 LOOK_SECONDS = 0.5
 
@@ -55,18 +58,11 @@ def _end_sessions(
     member_to_silent_since: dict[str, float],
 ) -> None:
     now = time.monotonic()
-    for member in admin.describe_groups([group])[group]["members"]:
-        member_id = member["member_id"]
-        if is_running(int(member["client_id"].rpartition("-")[2])):
+    members = admin.describe_groups([group])[group]["members"]
+    client_to_count = Counter(member["client_id"] for member in members)
+    for member in members:
+        member_id, client = member["member_id"], member["client_id"]
+        if is_running(int(client.rpartition("-")[2])) and client_to_count[client] == 1:
             member_to_silent_since.pop(member_id, None)
         elif now - member_to_silent_since.setdefault(member_id, now) > session_seconds:
             admin.remove_group_members(group, [MemberToRemove(member_id=member_id)])
-
-
-def is_running(process_id: int) -> bool:
-    """Tell whether a process is there, neither stopped nor dead."""
-    try:
-        status = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in "TtZX"

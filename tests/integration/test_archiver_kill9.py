@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,30 +11,33 @@ import pytest
 from pipeline.archiver import Archiver
 from pipeline.dead_letters import DeadLetterTopic
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.opening import declared_topics
 from pipeline.eventlog.ports import Message
 from pipeline.log_files import log_files
 from replay.reader import LogReader
 from schemas.arrow import LoggedEvent, events_from_table, read_table
 from schemas.codec import encode
 from schemas.topics import DEAD_LETTERS, VERIFICATION_EVENTS
+from tests.integration.killing import (
+    ForkServer,
+    embedded_log,
+    events_flowing,
+    fork_server,
+    kill_amid_work,
+    kill_and_wait,
+)
 from tests.schemas.builders import make_event
 
 NUM_KILLS = 20
 NUM_PARTITIONS = 2
 MOST_FILES_ALIVE = 3
 MOST_SECONDS_BEYOND = 0.03
-MOST_SECONDS_WAITING = 60.0
 UNDECODABLE_EVERY = 17
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[EmbeddedEventLog]:
-    log = EmbeddedEventLog(tmp_path / "log.sqlite")
-    for spec in declared_topics(NUM_PARTITIONS):
-        log.create_topic(spec)
-    yield log
-    log.close()
+    with embedded_log(tmp_path / "log.sqlite", NUM_PARTITIONS) as log:
+        yield log
 
 
 def test_rows_after_twenty_kills_equal_those_of_an_undisturbed_run(
@@ -49,7 +45,8 @@ def test_rows_after_twenty_kills_equal_those_of_an_undisturbed_run(
 ) -> None:
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     generator = np.random.default_rng(7)
-    with _events_flowing(log), _archivers(tmp_path / "log.sqlite", killed) as archivers:
+    archive = fork_server("tests.integration.archive", tmp_path / "log.sqlite", killed)
+    with events_flowing(log, _messages), archive as archivers:
         for _ in range(NUM_KILLS):
             _archive_and_kill(archivers, killed, generator)
     _archive(log, killed)
@@ -68,59 +65,26 @@ def test_rows_after_twenty_kills_equal_those_of_an_undisturbed_run(
     assert (reader.summary().num_duplicates, reader.summary().problems) == (0, ())
 
 
-@contextmanager
-def _events_flowing(log: EmbeddedEventLog) -> Iterator[None]:
-    """Append events, and now and then something that is none, until the block ends."""
-    stop = threading.Event()
-
-    def append() -> None:
-        sequence = 0
-        while not stop.wait(0.01):
-            event = make_event(sequence=sequence, num_windows=2, stream=f"stream-{sequence % 5}")
-            is_decodable = sequence % UNDECODABLE_EVERY != 0
-            value = encode(event) if is_decodable else b"no event"
-            log.append(VERIFICATION_EVENTS, [Message(key=event.stream.encode(), value=value)])
-            sequence += 1
-
-    thread = threading.Thread(target=append)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def _messages(sequence: int) -> list[Message]:
+    """Return an event, and now and then something that is none."""
+    event = make_event(sequence=sequence, num_windows=2, stream=f"stream-{sequence % 5}")
+    value = encode(event) if sequence % UNDECODABLE_EVERY else b"no event"
+    return [Message(key=event.stream.encode(), value=value)]
 
 
-@contextmanager
-def _archivers(log_path: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start archivers on demand; none is left when the block has ended."""
-    command = [sys.executable, "-m", "tests.integration.archive", str(log_path), str(folder)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as process:
-        yield process
+def _archive_and_kill(archivers: ForkServer, folder: Path, generator: np.random.Generator) -> None:
+    process_id = archivers.start("start")
+    wanted = _num_files(folder) + int(generator.integers(0, MOST_FILES_ALIVE + 1))
+    kill_amid_work(
+        lambda: kill_and_wait(process_id),
+        lambda: _num_files(folder) >= wanted,
+        generator,
+        most_seconds_beyond=MOST_SECONDS_BEYOND,
+    )
 
 
-def _archive_and_kill(
-    archivers: subprocess.Popen[bytes], folder: Path, generator: np.random.Generator
-) -> None:
-    assert archivers.stdin is not None
-    assert archivers.stdout is not None
-    archivers.stdin.write(b"start\n")
-    process_id = int(archivers.stdout.readline())
-    try:
-        _await_files(folder, int(generator.integers(0, MOST_FILES_ALIVE + 1)))
-        time.sleep(generator.uniform(0.0, MOST_SECONDS_BEYOND))
-    finally:
-        os.kill(process_id, signal.SIGKILL)
-
-
-def _await_files(folder: Path, num_files: int) -> None:
-    """Wait for new files, so that the kill meets a working archiver on a slow machine too."""
-    num_wanted = len(log_files(folder, VERIFICATION_EVENTS)) + num_files
-    deadline = time.monotonic() + MOST_SECONDS_WAITING
-    while len(log_files(folder, VERIFICATION_EVENTS)) < num_wanted:
-        assert time.monotonic() < deadline, f"no {num_files} files in {MOST_SECONDS_WAITING} s"
-        time.sleep(0.002)
+def _num_files(folder: Path) -> int:
+    return len(log_files(folder, VERIFICATION_EVENTS))
 
 
 def _archive(log: EmbeddedEventLog, folder: Path) -> None:

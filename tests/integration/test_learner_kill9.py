@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +12,19 @@ import pytest
 from learner.ports import PolicyBoard
 from pipeline.boards import LogPolicyBoard
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.eventlog.opening import declared_topics
 from pipeline.eventlog.ports import EventLog, Message
 from schemas.codec import encode
 from schemas.equality import first_difference
 from schemas.events import PolicyPublished, VerificationEvent
-from schemas.topics import POLICIES, VERIFICATION_EVENTS
+from schemas.topics import POLICIES
+from tests.integration.killing import (
+    ForkServer,
+    embedded_log,
+    events_flowing,
+    fork_server,
+    kill_amid_work,
+    kill_and_wait,
+)
 from tests.integration.learn import make_learner
 from tests.learner.fakes import FakePolicyBoard
 from tests.schemas.builders import PRODUCED_AT, make_drafters, make_event
@@ -34,25 +34,22 @@ NUM_PARTITIONS = 2
 NUM_STREAMS = 5
 MOST_PUBLICATIONS_ALIVE = 3
 MOST_SECONDS_BEYOND = 0.03
-MOST_SECONDS_WAITING = 60.0
 COPY_EVERY = 7
 UNDECODABLE_EVERY = 17
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[EmbeddedEventLog]:
-    log = EmbeddedEventLog(tmp_path / "log.sqlite")
-    for spec in declared_topics(NUM_PARTITIONS):
-        log.create_topic(spec)
-    yield log
-    log.close()
+    with embedded_log(tmp_path / "log.sqlite", NUM_PARTITIONS) as log:
+        yield log
 
 
 def test_policies_after_twenty_kills_equal_those_of_an_undisturbed_run(
     log: EmbeddedEventLog, tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(7)
-    with _events_flowing(log), _learners(tmp_path / "log.sqlite") as learners:
+    learn = fork_server("tests.integration.learn", tmp_path / "log.sqlite")
+    with events_flowing(log, _messages), learn as learners:
         for _ in range(NUM_KILLS):
             _learn_and_kill(learners, log, generator)
     killed = _learn_the_rest(log, LogPolicyBoard(log, source="killed"), group="killed")
@@ -65,30 +62,15 @@ def test_policies_after_twenty_kills_equal_those_of_an_undisturbed_run(
         assert first_difference(policy, expected[stream]) is None
 
 
-@contextmanager
-def _events_flowing(log: EmbeddedEventLog) -> Iterator[None]:
-    """Append events, copies of earlier ones and undecodable ones until the block ends."""
-    stop = threading.Event()
-
-    def append() -> None:
-        sequence = 0
-        while not stop.wait(0.01):
-            event = _event(sequence)
-            value = encode(event) if sequence % UNDECODABLE_EVERY else b"no event"
-            messages = [Message(key=event.stream.encode(), value=value)]
-            if sequence % COPY_EVERY == 0 and sequence:
-                copy = _event(sequence // 2)
-                messages.append(Message(key=copy.stream.encode(), value=encode(copy)))
-            log.append(VERIFICATION_EVENTS, messages)
-            sequence += 1
-
-    thread = threading.Thread(target=append)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def _messages(sequence: int) -> list[Message]:
+    """Return an event or something undecodable, and now and then a copy of an earlier event."""
+    event = _event(sequence)
+    value = encode(event) if sequence % UNDECODABLE_EVERY else b"no event"
+    messages = [Message(key=event.stream.encode(), value=value)]
+    if sequence % COPY_EVERY == 0 and sequence:
+        copy = _event(sequence // 2)
+        messages.append(Message(key=copy.stream.encode(), value=encode(copy)))
+    return messages
 
 
 def _event(sequence: int) -> VerificationEvent:
@@ -99,36 +81,15 @@ def _event(sequence: int) -> VerificationEvent:
     )
 
 
-@contextmanager
-def _learners(log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start learners on demand; none is left when the block has ended."""
-    command = [sys.executable, "-m", "tests.integration.learn", str(log_path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as process:
-        yield process
-
-
-def _learn_and_kill(
-    learners: subprocess.Popen[bytes], log: EventLog, generator: np.random.Generator
-) -> None:
-    assert learners.stdin is not None
-    assert learners.stdout is not None
-    learners.stdin.write(b"%d\n" % generator.integers(1, 8))
-    process_id = int(learners.stdout.readline())
-    try:
-        _await_publications(log, int(generator.integers(0, MOST_PUBLICATIONS_ALIVE + 1)))
-        time.sleep(generator.uniform(0.0, MOST_SECONDS_BEYOND))
-    finally:
-        os.kill(process_id, signal.SIGKILL)
-
-
-def _await_publications(log: EventLog, count: int) -> None:
-    """Wait for new policies, so that the kill meets a working learner on a slow machine too."""
-    num_wanted = _num_policies(log) + count
-    deadline = time.monotonic() + MOST_SECONDS_WAITING
-    while _num_policies(log) < num_wanted:
-        assert time.monotonic() < deadline, f"no {count} policies in {MOST_SECONDS_WAITING} s"
-        time.sleep(0.002)
+def _learn_and_kill(learners: ForkServer, log: EventLog, generator: np.random.Generator) -> None:
+    process_id = learners.start(str(generator.integers(1, 8)))
+    wanted = _num_policies(log) + int(generator.integers(0, MOST_PUBLICATIONS_ALIVE + 1))
+    kill_amid_work(
+        lambda: kill_and_wait(process_id),
+        lambda: _num_policies(log) >= wanted,
+        generator,
+        most_seconds_beyond=MOST_SECONDS_BEYOND,
+    )
 
 
 def _num_policies(log: EventLog) -> int:

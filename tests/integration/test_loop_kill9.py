@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from schemas.equality import first_difference
 from schemas.events import DrafterReleased, PolicyPublished
 from schemas.topics import POLICIES, VERIFICATION_EVENTS
 from tests.integration.commands import Commands, open_commands
+from tests.integration.killing import kill_amid_work
 from tests.integration.tiny_run import TinyRun, save_tiny_model, wait_until
 from tests.schemas.builders import PRODUCED_AT
 
@@ -122,14 +122,19 @@ def _learn_and_kill(
     """Let a learner publish a few times, kill it at a random moment, return how far it came."""
     before = log.end_offset(POLICIES, 0)
     learner = commands.start(run.folder, "learner")
-    try:
-        wanted = before + int(generator.integers(0, 3))
-        end = log.end_offset(VERIFICATION_EVENTS, 0)
-        wait_until(lambda: log.end_offset(POLICIES, 0) >= wanted or _position(log) == end)
-        time.sleep(generator.uniform(0.0, MOST_SECONDS_BEYOND))
-    finally:
+    wanted = before + int(generator.integers(0, 3))
+    end = log.end_offset(VERIFICATION_EVENTS, 0)
+
+    def kill() -> None:
         learner.send_signal(signal.SIGKILL)
         assert learner.wait() == -signal.SIGKILL
+
+    kill_amid_work(
+        kill,
+        lambda: log.end_offset(POLICIES, 0) >= wanted or _position(log) == end,
+        generator,
+        most_seconds_beyond=MOST_SECONDS_BEYOND,
+    )
     return _position(log)
 
 
