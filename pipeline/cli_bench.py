@@ -21,6 +21,10 @@ def add_bench_commands(bench: typer.Typer) -> None:
         epilog="Example: [bold]draftloop bench pipeline --json pipeline.json[/bold]",
     )(bench_pipeline)
     bench.command(
+        "soak",
+        epilog="Example: [bold]draftloop bench soak --json soak.json[/bold]",
+    )(bench_soak)
+    bench.command(
         "vllm",
         epilog="Example: [bold]draftloop bench vllm --quick --json vllm.json[/bold]",
     )(bench_vllm)
@@ -58,6 +62,47 @@ def bench_pipeline(
             folder = Path(stack.enter_context(TemporaryDirectory()))
             servers = kafka or stack.enter_context(local_broker(folder))
             run_pipeline_bench(events, servers, bench, json_file=json_file, console=Console())
+    except NoBrokerError as error:
+        raise typer.BadParameter(str(error), param_hint="--kafka") from None
+
+
+def bench_soak(
+    kafka: Annotated[
+        str,
+        typer.Option(
+            help="host:port of a broker that holds nothing else; default: that of the settings, "
+            "else one that is started here, if noida-db is installed."
+        ),
+    ] = "",
+    windows: Annotated[int, typer.Option(min=10_000, help="Windows to send.")] = 2_000_000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings file, for a broker with TLS or a password."),
+    ] = None,
+) -> None:
+    """Send windows through worker stub, broker, learner and archiver, and hold them to the plan.
+
+    Each is a process. Memory may grow by 10 % after the first quarter, every event must be learned
+    and stored once, and topic and files be as large as estimated; otherwise the status is 2.
+    """
+    from pipeline.bench_soak import run_soak
+    from pipeline.local_broker import NoBrokerError, local_broker
+    from pipeline.settings import load_settings
+
+    settings = load_settings(config)
+    try:
+        with ExitStack() as stack:
+            if not kafka and not settings.event_log.url.startswith("kafka://"):
+                kafka = stack.enter_context(
+                    local_broker(Path(stack.enter_context(TemporaryDirectory())))
+                )
+            if kafka:
+                log = settings.event_log.model_copy(update={"url": f"kafka://{kafka}"})
+                settings = settings.model_copy(update={"event_log": log})
+            run_soak(settings, windows, json_file=json_file, console=Console())
     except NoBrokerError as error:
         raise typer.BadParameter(str(error), param_hint="--kafka") from None
 

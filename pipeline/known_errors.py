@@ -10,6 +10,7 @@ from learner.lifecycle import TransitionError
 from learner.training import FencedError
 from pipeline.archiver import ArchiverError
 from pipeline.batch import UnsentEventsError
+from pipeline.bench_soak import SoakError
 from pipeline.bench_vllm_result import VllmBenchError
 from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
@@ -47,6 +48,7 @@ KNOWN_ERRORS = (
     ReplayError,
     RollbackUnsupportedError,
     ScheduleError,
+    SoakError,
     TransitionError,
     UnsentEventsError,
     VllmBenchError,

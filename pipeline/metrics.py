@@ -7,6 +7,7 @@ the drafters of the settings. Versions are values, never labels.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,10 +101,12 @@ class WorkerMetrics(Collector):
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
         """Add one request that has ended after so many seconds."""
+        # A sum that has met NaN once is NaN for ever.
+        seconds = max(seconds, 0.0) if math.isfinite(seconds) else 0.0
         with self._lock:
             self._finished[reason.value] += 1
             self._durations[int(np.searchsorted(DURATION_BOUNDS, seconds))] += 1
-            self._duration_sum += max(seconds, 0.0)
+            self._duration_sum += seconds
 
     @property
     def phase_seconds(self) -> float:

@@ -110,12 +110,17 @@ def test_without_a_sample_nothing_is_nan_and_no_rate_is_claimed() -> None:
 
 
 def test_durations_cannot_spoil_the_histogram() -> None:
-    """I4: a clock that steps back lands in the first bucket and takes nothing from the sum."""
+    """I4: a clock that steps back lands in the first bucket and takes nothing from the sum.
+
+    So does what is no number, which a sum would keep for ever.
+    """
     metrics = WorkerMetrics(["a"], 2, Reading())
     metrics.finished(FinishReason.STOP, -5.0)
+    for seconds in (math.nan, math.inf):
+        metrics.finished(FinishReason.ERROR, seconds)
     metrics.finished(FinishReason.LENGTH, 3.0)
     page = metrics.render()[0].decode()
     assert "draftloop_request_duration_seconds_sum 3.0" in page
-    assert 'draftloop_request_duration_seconds_bucket{le="0.1"} 1.0' in page
+    assert 'draftloop_request_duration_seconds_bucket{le="0.1"} 3.0' in page
     assert 'draftloop_requests_finished_total{finish_reason="stop"} 1.0' in page
     assert np.isfinite(metrics.phase_seconds)
