@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas import checks
+from schemas import checks, state_checks
 
 NO_DRAFTER = -1
 """Drafter index of a round in which nothing was drafted."""
@@ -284,7 +284,7 @@ class Watermark:
     worker_to_sequence: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.watermark(self)
+        state_checks.watermark(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,7 +316,7 @@ class PolicyPublished:
 
     def __post_init__(self) -> None:
         _protect_arrays(self)
-        checks.policy_published(self)
+        state_checks.policy_published(self)
         accumulators = {name: _read_only(values) for name, values in self.accumulators.items()}
         object.__setattr__(self, "accumulators", accumulators)
 
@@ -337,7 +337,7 @@ class GateEvidence:
     difference_high: float
 
     def __post_init__(self) -> None:
-        checks.gate_evidence(self)
+        state_checks.gate_evidence(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,7 +365,7 @@ class DrafterReleased:
 
     def __post_init__(self) -> None:
         checks.member("state", self.state, ReleaseState)
-        checks.drafter_released(self)
+        state_checks.drafter_released(self)
 
 
 def _protect_arrays(

@@ -1,8 +1,8 @@
 """Accepting at a glance what nearly every event is.
 
-Each function answers True only for arrays that the rules of ``checks`` admit, in a few passes over
-all of them together; False says nothing. Then the rules are gone through one by one, which costs
-more and finds the place and both values, or finds that all is well.
+Each function answers True only for what the rules of ``checks`` admit, in a few passes over all
+of it together; False says nothing. Then the rules are gone through one by one, which costs more
+and finds the place and both values, or finds that all is well.
 
 Floats >= 0 are ordered as their bit patterns are, so one comparison of integers bounds them from
 both sides: negative numbers and NaN lie above every bound.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 INT16, INT32 = np.dtype(np.int16), np.dtype(np.int32)
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
 
 MOST_ROUNDS = 10_000
 """Rounds whose positions cannot add up beyond int32."""
@@ -27,6 +28,11 @@ MOST_ROUNDS = 10_000
 FLOAT16_ONE = np.uint16(0x3C00)
 FLOAT32_ONE = 0x3F800000
 LARGEST_FLOAT32 = 0x7F7FFFFF
+
+
+def has_no_policy_state(event: events.VerificationEvent) -> bool:
+    """Tell that the event brings no state of a policy, as most do."""
+    return _are(FLOAT64, (0,), (event.policy_table, event.policy_numbers))
 
 
 def are_good_rounds(event: events.VerificationEvent) -> bool:

@@ -48,6 +48,7 @@ _ROUND_DTYPES: dict[str, np.dtype[Any]] = {
     "batch_size": INT16,
     "score_probability": FLOAT32,
 }
+_ROUND_ARRAYS = [(name, f"rounds.{name}", dtype) for name, dtype in _ROUND_DTYPES.items()]
 _LATER_ROUND_ARRAYS = ("batch_size", "score_probability")
 """Came with version 2: older messages have empty bytes in their place."""
 
@@ -149,12 +150,13 @@ def _to_sampling(record: Record) -> SamplingRule:
 def _to_rounds(record: Record) -> Rounds:
     count = num_elements("rounds.first_position", record["first_position"], INT32)
     shape = (count,)
-    arrays = {}
-    for name, dtype in _ROUND_DTYPES.items():
-        data = record[name]
-        if data or name not in _LATER_ROUND_ARRAYS:
-            arrays[name] = array_from_bytes(f"rounds.{name}", data, dtype, shape)
-    return Rounds(**arrays)
+    return Rounds(
+        **{
+            name: array_from_bytes(path, record[name], dtype, shape)
+            for name, path, dtype in _ROUND_ARRAYS
+            if record[name] or name not in _LATER_ROUND_ARRAYS
+        }
+    )
 
 
 def _vector(path: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
