@@ -116,7 +116,7 @@ class StreamPolicies:
     def update(self, policy: PolicyPublished) -> None:
         """Take note of a published policy; requests at work go on with theirs."""
         self._priors.update(policy)
-        known = published_prior(policy)
+        known = published_prior(policy) if self._spec.scope == "both" else None
         if known is not None:
             ids = [drafter.drafter_id for drafter in policy.drafters]
             self._shared.update(policy.stream, ids, known)

@@ -113,21 +113,14 @@ def analyse(
     reads_prompts = any(starts_mixed(parsed(text)) for text in asked.walks.policies)
     reader = LogReader(log, streams=asked.streams, reads_prompts=reads_prompts)
     refuse_unknown(reader, asked)
-    builder, meter, calibrations = TraceBuilder(), CostMeter(), CalibrationMeter()
-    check = _SelfCheck(asked.worker_selector, asked.max_relearned)
-    pool = _arm_pool(log, asked)
-    walks = PolicyWalks(asked.walks, generator, builder.drafter_to_index, pool)
+    meters = _Meters(asked, generator, _arm_pool(log, asked))
     for request in join_requests(reader.segments()):
-        place = builder.add(request)
-        meter.add(request, place)
-        calibrations.add(request, place)
-        check.add(request)
-        walks.add(request)
+        meters.add(request)
         if on_request is not None:
             on_request()
-    trace = builder.build()
+    trace = meters.builder.build()
     depth = max(reader.summary().num_speculative_tokens, default=0)
-    cost = meter.measured(len(trace.drafter_ids), depth)
+    cost = meters.cost.measured(len(trace.drafter_ids), depth)
     rounds = comparable_rounds(trace)
     best = hindsight(rounds, asked.max_switches, trace.streams)
     stream_to_best = dict(_best_per_stream(trace, rounds, asked.max_switches))
@@ -139,9 +132,9 @@ def analyse(
         generator,
         best=best,
         stream_to_best=stream_to_best,
-        walks=walks,
-        calibration=tuple(calibrations.rows(trace.drafter_ids)),
-        check=check.result(),
+        walks=meters.walks,
+        calibration=tuple(meters.calibration.rows(trace.drafter_ids)),
+        check=meters.check.result(),
     )
     return Analysis(
         name=str(log),
@@ -151,6 +144,27 @@ def analyse(
         stream_to_best=stream_to_best,
         summary=summary,
     )
+
+
+class _Meters:
+    """What is measured of a log while its requests go by."""
+
+    def __init__(
+        self, asked: ReplayOptions, generator: np.random.Generator, pool: ArmPool | None
+    ) -> None:
+        self.builder = TraceBuilder()
+        self.cost = CostMeter()
+        self.calibration = CalibrationMeter()
+        self.check = _SelfCheck(asked.worker_selector, asked.max_relearned)
+        self.walks = PolicyWalks(asked.walks, generator, self.builder.drafter_to_index, pool)
+
+    def add(self, request: RequestTrace) -> None:
+        """Measure one request."""
+        place = self.builder.add(request)
+        self.cost.add(request, place)
+        self.calibration.add(request, place)
+        self.check.add(request)
+        self.walks.add(request)
 
 
 def refuse_unknown(reader: LogReader, asked: ReplayOptions) -> None:

@@ -24,6 +24,7 @@ from schemas.events import (
     VerificationEvent,
 )
 from schemas.topics import VERIFICATION_EVENTS
+from tests.schemas.builders import make_drafters
 
 START = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 
@@ -79,12 +80,7 @@ def make_request(
     """
     generator = np.random.default_rng([seed, sequence])
     rates = np.broadcast_to(np.asarray(hit_rates, float), (num_tokens, np.shape(hit_rates)[-1]))
-    if rule is AcceptanceRule.SPECULATIVE_SAMPLING:
-        probability = rates
-        realised = np.clip(rates + generator.uniform(-0.1, 0.1, rates.shape), 0.0, 1.0)
-    else:
-        realised = (generator.random(rates.shape) < rates).astype(float)
-        probability = realised if rule is AcceptanceRule.GREEDY else rates
+    probability, realised = _acceptance(rule, rates, generator)
     windows = scored_windows(
         probability, realised, first=num_prompt_tokens, depth=num_speculative_tokens
     )
@@ -117,11 +113,7 @@ def make_request(
         policy_name=policy_name,
         policy_version=0,
         prior_probabilities=np.full(num_drafters, 1 / num_drafters) if prior is None else prior,
-        drafters=drafters
-        or tuple(
-            DrafterVersion(drafter_id=f"drafter-{i}", weights_version=0)
-            for i in range(num_drafters)
-        ),
+        drafters=drafters or make_drafters(num_drafters, weights_version=0),
         sampling=SamplingRule(acceptance_rule=rule, temperature=0.0 if is_greedy else 0.7),
         num_speculative_tokens=num_speculative_tokens,
         num_prompt_tokens=num_prompt_tokens,
@@ -130,6 +122,16 @@ def make_request(
         rounds=rounds,
         windows=windows,
     )
+
+
+def _acceptance(
+    rule: AcceptanceRule, rates: NDArray[np.float64], generator: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Draw acceptance probability and realised acceptance of every position, each (P, N)."""
+    if rule is AcceptanceRule.SPECULATIVE_SAMPLING:
+        return rates, np.clip(rates + generator.uniform(-0.1, 0.1, rates.shape), 0.0, 1.0)
+    realised = (generator.random(rates.shape) < rates).astype(float)
+    return (realised if rule is AcceptanceRule.GREEDY else rates), realised
 
 
 def _decode(
