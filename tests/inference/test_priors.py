@@ -10,8 +10,10 @@ import pytest
 from inference.priors import NEWCOMER_SHARE, StreamPolicies, StreamPriors
 from learner.carried import packed
 from learner.selection import CompiledPolicy, parse_policy, policy_from_name
-from schemas.events import PolicyPublished, Watermark
-from tests.schemas.builders import make_policy
+from learner.stream_state import StreamSettings, StreamState
+from schemas.events import AcceptanceRule, PolicyPublished, Watermark
+from tests.learner.fakes import PlacedEvent
+from tests.schemas.builders import PRODUCED_AT, make_event, make_policy
 
 GRID = "ada_normal_hedge_grid"
 IDS = ["drafter-0", "drafter-1", "drafter-2"]
@@ -242,3 +244,28 @@ def test_with_scope_both_a_worker_takes_over_what_is_published() -> None:
     start = streams.start("s", IDS)
     assert start.carried is not None
     assert np.argsort(start.prior).tolist() == [0, 1, 2]
+
+
+def test_what_a_learner_publishes_of_one_tenant_starts_another_and_carries_its_own() -> None:
+    spec = parse_policy(f"{GRID}:scope=both")
+    settings = StreamSettings(policy=spec)
+    state = StreamState(stream="acme.code")
+    acceptance = np.broadcast_to([0.1, 0.9, 0.1], (6, 4, 3))
+    for sequence in range(8):
+        event = make_event(
+            stream="acme.code",
+            sequence=sequence,
+            acceptance_rule=AcceptanceRule.SPECULATIVE_SAMPLING,
+            acceptance_probability=acceptance,
+            realised_acceptance=acceptance,
+        )
+        placed = PlacedEvent(partition=0, offset=sequence, event=event)
+        state, _ = state.learned(placed, settings)
+    streams = streams_of(str(spec))
+    streams.update(state.to_policy(settings, learner_id="learner-0", produced_at=PRODUCED_AT))
+    assert state.policy is not None
+    new, own = streams.start("globex.code", IDS), streams.start("acme.code", IDS)
+    assert new.carried is None
+    assert new.prior[1] > 0.5
+    assert own.carried is not None
+    assert own.prior[1] > new.prior[1]
