@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from inference.worker import Completion
 from pipeline.boards import LogReleaseBoard
 from pipeline.locks import only_one
 from pipeline.metrics import Reading, WorkerMetrics
+from pipeline.server_settings import ServerSettings
 from pipeline.settings import Settings, SettingsError
 from pipeline.traces import TraceContexts
 from pipeline.wiring import RunningWorker, bare_log, open_target, start_worker
@@ -61,6 +63,19 @@ def read_keys(path: Path | None, setting: str) -> KeyRing:
     return KeyRing(keys)
 
 
+def server_keys(settings: Settings) -> tuple[KeyRing, KeyRing]:
+    """Return the keys of clients and those of admin routes.
+
+    Raises:
+        SettingsError: If a file of keys cannot be used.
+    """
+    one = settings.server
+    return (
+        read_keys(one.api_keys_file, "server.api_keys_file"),
+        read_keys(one.admin_keys_file, "server.admin_keys_file"),
+    )
+
+
 def server_options(settings: Settings, target: Target) -> ServerOptions:
     """Return how the server serves.
 
@@ -68,6 +83,7 @@ def server_options(settings: Settings, target: Target) -> ServerOptions:
         SettingsError: If a file of keys cannot be used.
     """
     one = settings.server
+    api_keys, admin_keys = server_keys(settings)
     return ServerOptions(
         model_name=one.model_name or target.target_id.replace(":", "-"),
         default_stream=one.default_stream,
@@ -76,8 +92,8 @@ def server_options(settings: Settings, target: Target) -> ServerOptions:
         default_max_tokens=one.default_max_tokens,
         max_body_bytes=one.max_body_bytes,
         client_seconds=one.client_seconds,
-        api_keys=read_keys(one.api_keys_file, "server.api_keys_file"),
-        admin_keys=read_keys(one.admin_keys_file, "server.admin_keys_file"),
+        api_keys=api_keys,
+        admin_keys=admin_keys,
     )
 
 
@@ -249,37 +265,53 @@ def run_server(settings: Settings, stop: threading.Event, console: Console) -> N
     """
     worker_id = settings.worker.worker_id
     with only_one(settings.data, f"worker {worker_id}", cure="set another worker.worker_id"):
-        target = open_target(settings, progress=console.log)
-        if stop.is_set():
-            return
-        with served(settings, target) as ready:
-            _listen(settings, ready, stop)
+        # What is wrong with keys and address is said before minutes go into the model.
+        server_keys(settings)
+        with closing(bound_socket(settings.server)) as listener:
+            target = open_target(settings, progress=console.log)
+            if stop.is_set():
+                return
+            with served(settings, target) as ready:
+                _listen(settings, ready, listener, stop)
 
 
-def _listen(settings: Settings, ready: Served, stop: threading.Event) -> None:
+def bound_socket(one: ServerSettings) -> socket.socket:
+    """Return a socket at the address to listen on; it refuses clients until it is listened on.
+
+    Raises:
+        SettingsError: If the address is taken or not this machine's.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in one.host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((one.host, one.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"server.host = {one.host!r}, server.port = {one.port}: cannot be listened on: "
+            f"{error.strerror}: free the port or name another"
+        ) from error
+    return listener
+
+
+def _listen(
+    settings: Settings, ready: Served, listener: socket.socket, stop: threading.Event
+) -> None:
     one = settings.server
     if not len(ready.options.api_keys) and one.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning("server.host = %r is open to all: set server.api_keys_file", one.host)
     config = uvicorn.Config(
         ready.app,
-        host=one.host,
-        port=one.port,
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    try:
-        socket = config.bind_socket()
-    except (OSError, SystemExit) as error:
-        raise SettingsError(
-            f"server.host = {one.host!r}, server.port = {one.port}: cannot be listened on: "
-            "free the port or name another"
-        ) from error
-    logger.info("serving %s on port %d", ready.options.model_name, socket.getsockname()[1])
+    port = listener.getsockname()[1]
+    logger.info("serving %s on http://%s:%d/v1", ready.options.model_name, one.host, port)
     server = uvicorn.Server(config)
     threading.Thread(target=_pass_on, args=(stop, server), daemon=True).start()
-    server.run(sockets=[socket])
+    server.run(sockets=[listener])
 
 
 def _pass_on(stop: threading.Event, server: uvicorn.Server) -> None:

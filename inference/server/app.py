@@ -253,7 +253,10 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return error_response(ApiError(error.status_code, str(error.detail)))
+        known = {404: "there is no such route", 405: "this route has other methods"}
+        said = known.get(error.status_code)
+        message = f"{said}: GET /openapi.json lists them" if said else str(error.detail)
+        return error_response(ApiError(error.status_code, message))
 
     async def unexpected(_: Request, error: Exception) -> Response:
         return error_response(ApiError(500, f"internal error: {type(error).__name__}"))

@@ -79,6 +79,12 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON", code="invalid_json")
+    if first["type"] == "model_attributes_type" and len(first["loc"]) == 1:
+        return ApiError(
+            400,
+            "the body is no JSON object: send one, with the header content-type: application/json",
+            code="invalid_json",
+        )
     path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     if not path:  # two fields contradict each other; the message begins with one of them
         named, _, rest = str(first["msg"]).removeprefix("Value error, ").partition(": ")

@@ -323,9 +323,16 @@ def test_invalid_conversations_are_refused(running: Running) -> None:
         assert (status, body["error"]["param"]) == (400, param)
 
 
-def test_invalid_bodies_are_refused_unread(running: Running) -> None:
+def test_invalid_bodies_and_routes_are_refused_with_the_cure(running: Running) -> None:
     status, body = running.send("POST", "/v1/completions", b"{" * 100_000)
     assert (status, body["error"]["code"]) == (400, "invalid_json")
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        status, body = running.send("POST", "/v1/completions", b"a=1", [("content-type", kind)])
+        assert (status, body["error"]["code"]) == (400, "invalid_json")
+        assert "content-type: application/json" in body["error"]["message"]
+    status, body = running.send("POST", "/v1/nothing")
+    assert (status, body["error"]["type"]) == (404, "not_found_error")
+    assert "/openapi.json" in body["error"]["message"]
     head = [("content-type", "application/json")]
     status, body = running.send("POST", "/v1/completions", b" " * (50 * 2**20), head)
     assert (status, body["error"]["code"]) == (413, "body_too_long")
