@@ -98,6 +98,19 @@ def assert_same_policies(
         assert difference is None, f"{policy.stream}: {difference}"
 
 
+def test_a_learner_tells_whether_all_it_has_read_is_published() -> None:
+    log = traffic(np.random.default_rng(0), 5)
+    learner, source = learner_of(log, FakePolicyBoard(), np.random.default_rng(0))
+    learner.resume()
+    assert not learner.has_unpublished
+    while not source.is_drained:
+        for received in source.poll(0.0):
+            learner.learn_one(received)
+    assert learner.has_unpublished
+    learner.publish()
+    assert not learner.has_unpublished
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_events=st.integers(0, 40), num_crashes=st.integers(0, 6))
 def test_crashes_copies_and_cadences_leave_the_state_of_one_clean_pass(
