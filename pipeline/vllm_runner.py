@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WARM_UP = "Say in two sentences what a warm-up is, then say it again in other words."
-WARM_UP_TOKENS = 48
+WARM_UP_TOKENS = 16
 
 
 def main(job_file: Path, result_file: Path) -> None:

@@ -13,8 +13,8 @@ from inference.vllm_plugin import lookup_kernels as kernels
 NUM_HEADS = 2048
 """Chains of a request's own index."""
 
-BYTES_PER_SHARED_TOKEN = 4 + 8 + 8
-"""Token, chain, and as many chain heads as tokens."""
+BYTES_PER_SHARED_TOKEN = 4 + 2 * (8 + 8)
+"""Token, two chains, and as many chain heads as tokens."""
 
 MOST_STREAMS = 16
 """Streams whose histories are kept apart; the least recently used goes first."""
@@ -25,7 +25,7 @@ def prior_chances() -> NDArray[np.float64]:
 
     Longer matches, and those that agree, are surer; what is seen soon outweighs the guess.
     """
-    lengths = np.array([0.25, 0.35, 0.42, 0.5, 0.58, 0.66, 0.75, 0.85])
+    lengths = np.array([0.15, 0.25, 0.35, 0.42, 0.5, 0.58, 0.66, 0.75, 0.85])
     shares = np.array([0.55, 0.75, 0.9, 1.0])
     grid = np.empty(
         (kernels.NUM_LENGTHS, kernels.NUM_SHARES, kernels.NUM_LEVELS, kernels.NUM_SUPPORTS)
@@ -64,8 +64,9 @@ class SharedHistory:
         self._is_kept = max_bytes >= BYTES_PER_SHARED_TOKEN * 64
         size = size if self._is_kept else 1
         self.tokens = np.full(size, kernels.NO_TOKEN, dtype=np.int32)
-        self.previous = np.full(size, -1, dtype=np.int64)
-        self.head = np.full(num_heads if self._is_kept else 1, -1, dtype=np.int64)
+        chains = kernels.NUM_CHAINS
+        self.previous = np.full((chains, size), -1, dtype=np.int64)
+        self.head = np.full((chains, num_heads if self._is_kept else 1), -1, dtype=np.int64)
         self.num_tokens = 0
 
     @property
@@ -147,8 +148,8 @@ class RequestLookup:
         capacity = max(256, 2 * self.num_tokens)
         self.tokens = np.empty(capacity, dtype=np.int32)
         self.tokens[: self.num_tokens] = prompt
-        self._previous = np.full(capacity, -1, dtype=np.int32)
-        self._head = np.empty(NUM_HEADS, dtype=np.int32)
+        self._previous = np.full((kernels.NUM_CHAINS, capacity), -1, dtype=np.int32)
+        self._head = np.empty((kernels.NUM_CHAINS, NUM_HEADS), dtype=np.int32)
         kernels.read_prompt(self.tokens, self.num_tokens, self._previous, self._head)
         self._history = history
         self._certainty = certainty
@@ -200,7 +201,8 @@ class RequestLookup:
         self._history.add(self.tokens[self.first_window - 1 : self.num_tokens])
 
     def _grow(self, capacity: int) -> None:
-        for name, filler in (("tokens", 0), ("_previous", -1)):
-            grown = np.full(capacity, filler, dtype=np.int32)
-            grown[: self.num_tokens] = getattr(self, name)[: self.num_tokens]
-            setattr(self, name, grown)
+        tokens, previous = self.tokens, self._previous
+        self.tokens = np.zeros(capacity, dtype=np.int32)
+        self._previous = np.full((kernels.NUM_CHAINS, capacity), -1, dtype=np.int32)
+        self.tokens[: self.num_tokens] = tokens[: self.num_tokens]
+        self._previous[:, : self.num_tokens] = previous[:, : self.num_tokens]

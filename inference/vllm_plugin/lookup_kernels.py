@@ -3,8 +3,9 @@
 Ends of token pairs are chained, newest first, as match finders of compressors chain them: ``head``
 (a power of two) holds the newest end of every hash, ``previous`` the end before each end. An end
 ``e`` matches the newest token ``n - 1`` if the tokens before both are equal, at least two of them;
-what follows it is a candidate. That is a suffix tree's answer without a tree: memory is one
-integer per token, and the work per token is bounded by ``MAX_CHAIN``.
+what follows it is a candidate. That is a suffix tree's answer without a tree: memory is an
+integer or two per token, and the work per token is bounded by ``MAX_CHAIN``. Single tokens have
+chains of their own, which are asked where no pair matches: row ``PAIRS`` and row ``SINGLES``.
 
 Two lookups share the candidates:
 
@@ -29,25 +30,19 @@ from numpy.typing import NDArray
 from learner.selection.compiled import compiled
 
 LOOKUP, SUFFIX, NUM_LOOKUPS = 0, 1, 2
+SINGLES, PAIRS, NUM_CHAINS = 0, 1, 2
 
-MAX_CHAIN = 64
-"""Ends of a chain that are looked at, per source."""
-
-MAX_CANDIDATES = 16
-"""Matches that are used, per source; the newest first."""
-
-MAX_MATCH = 16
-"""Tokens of a match that count."""
+MAX_CHAIN, MAX_CANDIDATES, MAX_MATCH = 64, 16, 16
+"""Ends of a chain that are looked at, matches that are used (both per source, the newest first),
+and tokens of a match that count."""
 
 NO_TOKEN = -1
-"""Ends a sequence of the shared history, and stands where nothing is proposed."""
+"""Ends a sequence of the history, and stands where nothing is proposed."""
 
-NUM_LENGTHS, NUM_SHARES, NUM_LEVELS, NUM_SUPPORTS = 8, 4, 3, 2
+NUM_LENGTHS, NUM_SHARES, NUM_LEVELS, NUM_SUPPORTS = 9, 4, 3, 2
 NUM_CELLS = NUM_LENGTHS * NUM_SHARES * NUM_LEVELS * NUM_SUPPORTS
 
-COUNT_MEMORY = 0.998
-"""Per observation of a cell."""
-
+COUNT_MEMORY = 0.998  # per observation of a cell
 PRIOR_OBSERVATIONS = 3.0
 BIAS_STEP = 0.2
 BIAS_MEMORY = 0.995
@@ -58,17 +53,13 @@ LARGEST_BIAS = 2.5
 def cell_of(length: int, share: float, level: int, support: int) -> int:
     """Return the cell of a proposal.
 
-    Args:
-        length: Tokens of the best match, those proposed before included.
-        share: Votes of the proposal among those that agreed so far, in (0, 1].
-        level: 0 for the first token proposed.
-        support: Matches that propose it, >= 1.
+    ``length`` counts the tokens of the best match and those proposed before, ``share`` in (0, 1] is
+    the votes' among those that agreed so far, ``level`` is 0 for the first token, and ``support``
+    says how many matches propose it.
     """
-    longest = 0
-    if length >= 3:
-        longest = length - 2 if length < 6 else (4 if length < 8 else (5 if length < 11 else 6))
-    if length >= 16:
-        longest = 7
+    longest = length - 1
+    if length >= 6:
+        longest = 5 if length < 8 else (6 if length < 11 else (7 if length < 16 else 8))
     agreed = 0 if share < 0.4 else (1 if share < 0.7 else (2 if share < 0.97 else 3))
     depth = level if level < NUM_LEVELS else NUM_LEVELS - 1
     several = 1 if support > 1 else 0
@@ -76,14 +67,16 @@ def cell_of(length: int, share: float, level: int, support: int) -> int:
 
 
 @compiled
-def pair_slot(first: int, second: int, mask: int) -> int:
-    """Return where a pair of tokens is chained."""
+def slot_of(chain: int, before: int, token: int, mask: int) -> int:
+    """Return where a token, or the pair it ends, is chained."""
+    first, second = (before if chain == PAIRS else NO_TOKEN), token
     mixed = (first * 0x9E3779B1 + second * 0x85EBCA77) & 0xFFFFFFFF
     return ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D & 0xFFFFFFFF) >> 8 & mask
 
 
 @compiled
 def own_candidates(
+    chain: int,
     tokens: NDArray[np.int32],
     num_tokens: int,
     previous: NDArray[np.int32],
@@ -94,7 +87,7 @@ def own_candidates(
     """Write where the matches of a request's newest tokens go on, and how long they are."""
     count = 0
     newest = num_tokens - 1
-    end = head[pair_slot(tokens[newest - 1], tokens[newest], head.size - 1)]
+    end = head[chain, slot_of(chain, tokens[newest - 1], tokens[newest], head.shape[1] - 1)]
     steps = 0
     while end >= 1 and steps < MAX_CHAIN and count < MAX_CANDIDATES:
         steps += 1
@@ -103,16 +96,17 @@ def own_candidates(
             length < MAX_MATCH and length <= end and tokens[end - length] == tokens[newest - length]
         ):
             length += 1
-        if length >= 2:
+        if length > chain:
             following[count] = end + 1
             lengths[count] = length
             count += 1
-        end = previous[end]
+        end = previous[chain, end]
     return count
 
 
 @compiled
 def shared_candidates(
+    chain: int,
     tokens: NDArray[np.int32],
     num_tokens: int,
     shared: NDArray[np.int32],
@@ -127,7 +121,8 @@ def shared_candidates(
     size = shared.size
     newest = num_tokens - 1
     count = first
-    end = shared_head[pair_slot(tokens[newest - 1], tokens[newest], shared_head.size - 1)]
+    slot = slot_of(chain, tokens[newest - 1], tokens[newest], shared_head.shape[1] - 1)
+    end = shared_head[chain, slot]
     oldest = max(num_shared - size, 0)
     steps = 0
     while end > oldest and steps < MAX_CHAIN and count < first + MAX_CANDIDATES:
@@ -140,11 +135,11 @@ def shared_candidates(
             and shared[(end - length) % size] == tokens[newest - length]
         ):
             length += 1
-        if length >= 2:
+        if length > chain:
             following[count] = end + 1
             lengths[count] = length
             count += 1
-        end = shared_previous[end % size]
+        end = shared_previous[chain, end % size]
     return count
 
 
@@ -253,11 +248,11 @@ def look_up(
     Args:
         tokens: Of the request.
         num_tokens: Those that are verified.
-        previous: Chain of the request's ends, as long as ``tokens``.
-        head: Newest ends, a power of two of them.
+        previous: Chains of the request's ends, (2, as many as ``tokens``).
+        head: Newest ends, (2, a power of two).
         shared: The shared history's ring of tokens.
-        shared_previous: Its chain.
-        shared_head: Its newest ends.
+        shared_previous: Its chains, likewise.
+        shared_head: Its newest ends, likewise.
         num_shared: Tokens ever added to it.
         drafted: (D, K), written.
         cells: (D, K), written; -1 where nothing is proposed.
@@ -268,7 +263,7 @@ def look_up(
         return
     following = np.empty(2 * MAX_CANDIDATES, dtype=np.int64)
     lengths = np.empty(2 * MAX_CANDIDATES, dtype=np.int64)
-    num_own = own_candidates(tokens, num_tokens, previous, head, following, lengths)
+    num_own = own_candidates(PAIRS, tokens, num_tokens, previous, head, following, lengths)
     if num_own > 0:
         best = int(np.argmax(lengths[:num_own]))
         follow(
@@ -276,11 +271,15 @@ def look_up(
             drafted[LOOKUP], cells[LOOKUP],
         )  # fmt: skip
     count = num_own
-    if num_shared > 0:
+    for chain in (PAIRS, SINGLES):
+        if chain == SINGLES:
+            num_own = own_candidates(chain, tokens, num_tokens, previous, head, following, lengths)
         count = shared_candidates(
-            tokens, num_tokens, shared, shared_previous, shared_head, num_shared,
+            chain, tokens, num_tokens, shared, shared_previous, shared_head, num_shared,
             following, lengths, num_own,
         )  # fmt: skip
+        if count > 0:
+            break
     if count > 0:
         follow(
             0, count, num_own, following, lengths, tokens, num_tokens, shared, num_shared,
@@ -357,9 +356,10 @@ def chain_end(
 ) -> None:
     """Chain the pair that ends at ``end``; what follows it must be known."""
     if end >= 1:
-        slot = pair_slot(tokens[end - 1], tokens[end], head.size - 1)
-        previous[end] = head[slot]
-        head[slot] = end
+        for chain in range(NUM_CHAINS):
+            slot = slot_of(chain, tokens[end - 1], tokens[end], head.shape[1] - 1)
+            previous[chain, end] = head[chain, slot]
+            head[chain, slot] = end
 
 
 @compiled
@@ -440,9 +440,10 @@ def add_shared(
         shared[num_shared % size] = added[i] if i < added.size else NO_TOKEN
         # The pair that ends one token earlier has a successor now.
         if 2 <= i < added.size:
-            slot = pair_slot(added[i - 2], added[i - 1], shared_head.size - 1)
             end = num_shared - 1
-            shared_previous[end % size] = shared_head[slot]
-            shared_head[slot] = end
+            for chain in range(NUM_CHAINS):
+                slot = slot_of(chain, added[i - 2], added[i - 1], shared_head.shape[1] - 1)
+                shared_previous[chain, end % size] = shared_head[chain, slot]
+                shared_head[chain, slot] = end
         num_shared += 1
     return num_shared

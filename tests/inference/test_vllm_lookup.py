@@ -54,6 +54,13 @@ def test_the_longer_match_wins_the_vote_and_the_majority_among_equals() -> None:
     assert equal.draft(SUFFIX, 1) == [4]
 
 
+def test_where_no_pair_matches_a_single_token_does_and_the_lookup_keeps_silent() -> None:
+    one = lookup([5, 1, 2, 3])
+    one.advance(np.array([9, 1], np.int32))
+    assert one.draft(SUFFIX, 2) == [2, 3]
+    assert one.draft(LOOKUP, 2) == []
+
+
 def test_what_others_wrote_is_found_and_stays_within_its_bytes() -> None:
     history = SharedHistory(20_000)
     rng = np.random.default_rng(0)

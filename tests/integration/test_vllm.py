@@ -24,8 +24,8 @@ from schemas.events import VerificationEvent
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("DRAFTLOOP_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
-ENGINE_SECONDS = 280
-MAX_TOKENS = 32
+ENGINE_SECONDS = 600
+MAX_TOKENS = 24
 PROMPTS = (
     "Repeat three times: the quick brown fox jumps over the lazy dog.",
     "Write a Python function that adds two numbers.",
