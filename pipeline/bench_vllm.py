@@ -117,8 +117,7 @@ def run_vllm_bench(
     if not bench.python.is_file():
         raise VllmBenchError(f"{bench.python}: no such interpreter: run 'make vllm-venv' first")
     sets = read_prompt_sets(bench.data)
-    target = open_target(settings, progress=console.log)
-    tensors = _head(settings, bench, target, sets, console)
+    head = _Head.trained(settings, bench, sets, console)
     passes: list[Served] = []
     with _folder(bench) as work:
         for ordering in range(bench.num_orderings):
@@ -126,8 +125,8 @@ def run_vllm_bench(
             for method in bench.methods[turn:] + bench.methods[:turn]:
                 console.log(f"ordering {ordering + 1} of {bench.num_orderings}: {method}")
                 own = _settings(settings, bench, work / f"{method}-{ordering}")
-                if method == DRAFTLOOP and tensors is not None:
-                    release_head(own, target, HEAD, tensors)
+                if method == DRAFTLOOP and head is not None:
+                    release_head(own, head.target, HEAD, head.tensors)
                 with _learner(own, method):
                     passes += _measured(bench, own, method, ordering, sets, settings)
                 _write(passes, bench, sets, json_file)
@@ -136,23 +135,29 @@ def run_vllm_bench(
     return found
 
 
-def _head(
-    settings: Settings,
-    bench: VllmBench,
-    target: Target,
-    sets: Sequence[PromptSet],
-    console: Console,
-) -> dict[str, torch.Tensor] | None:
-    if DRAFTLOOP not in bench.methods or not bench.num_steps:
-        return None
-    return trained_head(
-        target,
-        sets,
-        num_train=bench.num_train,
-        num_steps=bench.num_steps,
-        cache=settings.cache,
-        console=console,
-    )
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The head that is released before the engines start, and the target it is for."""
+
+    target: Target
+    tensors: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def trained(
+        cls, settings: Settings, bench: VllmBench, sets: Sequence[PromptSet], console: Console
+    ) -> _Head | None:
+        if DRAFTLOOP not in bench.methods or not bench.num_steps:
+            return None
+        target = open_target(settings, progress=console.log)
+        tensors = trained_head(
+            target,
+            sets,
+            num_train=bench.num_train,
+            num_steps=bench.num_steps,
+            cache=settings.cache,
+            console=console,
+        )
+        return cls(target, tensors)
 
 
 @contextmanager

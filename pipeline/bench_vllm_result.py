@@ -246,6 +246,24 @@ def _parts(passes: Sequence[Served], method: str, concurrency: int) -> dict[str,
     return parts
 
 
+def _paired(
+    passes: Sequence[Served],
+    methods: Sequence[str],
+    concurrency: int,
+    sets: Sequence[str],
+    *,
+    half: int | None = None,
+) -> dict[str, Units]:
+    """Return the units of methods in the orderings that all of them have served; {} for none."""
+    here = [one for one in passes if one.concurrency == concurrency]
+    served = [{one.ordering for one in here if one.method == method} for method in methods]
+    common = set.intersection(*served)
+    kept = [one for one in here if one.ordering in common]
+    if not common:
+        return {}
+    return {method: units(kept, method, concurrency, sets, half=half) for method in methods}
+
+
 def summary(
     passes: Sequence[Served], sets: Sequence[str], rng: np.random.Generator
 ) -> dict[str, float]:
@@ -254,10 +272,8 @@ def summary(
     concurrencies = sorted({one.concurrency for one in passes})
     worst = []
     for concurrency in concurrencies:
-        by_method = {
-            method: units(passes, method, concurrency, sets) for method in (*BUILT_IN, DRAFTLOOP)
-        }
-        if not all(one.tokens.size for one in by_method.values()):
+        by_method = _paired(passes, (*BUILT_IN, DRAFTLOOP), concurrency, sets)
+        if not by_method:
             continue
         built_in = speed_ratio(by_method, DRAFTLOOP, BUILT_IN, rng)
         found |= built_in.keys(f"vs_best_builtin_{concurrency}")
@@ -267,8 +283,8 @@ def summary(
     if worst:
         lowest = min(worst, key=lambda one: one.value)
         found |= lowest.keys("worst_set_vs_best_builtin")
-    halves = {method: units(passes, method, 1, sets, half=1) for method in (*BUILT_IN, LEARNING)}
-    if all(one.tokens.size for one in halves.values()):
+    halves = _paired(passes, (*BUILT_IN, LEARNING), 1, sets, half=1)
+    if halves:
         ratio = speed_ratio(halves, LEARNING, BUILT_IN, rng)
         found |= ratio.keys("learning_second_half_vs_best_builtin_1")
     return found

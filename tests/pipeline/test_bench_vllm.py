@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from pipeline import bench_vllm
 from pipeline.bench_vllm import METHODS, VllmBench, engine_arguments, run_vllm_bench
 from pipeline.bench_vllm_result import (
     DRAFTLOOP,
@@ -22,7 +25,7 @@ from pipeline.bench_vllm_result import (
     summary,
     table,
 )
-from pipeline.settings import Settings
+from pipeline.settings import ModelSettings, Settings
 from pipeline.vllm_prompts import PromptSet, blocks
 
 SETS = ("left", "right")
@@ -121,6 +124,92 @@ def test_every_method_gets_the_same_number_of_tokens_to_draft() -> None:
     assert found[NONE]["speculative_config"] is None
     others = [found[one]["speculative_config"] for one in METHODS if one != NONE]
     assert [one["num_speculative_tokens"] for one in others] == [5] * 4
+
+
+ENGINE = """#!{python}
+import json, sys
+job = json.load(open(sys.argv[4]))
+assert sys.argv[1:4] == ["-P", "-m", "pipeline.vllm_runner"], sys.argv
+passes = []
+for one in job["passes"]:
+    requests = [
+        {{
+            "set": p["set"],
+            "index": p["index"],
+            "token_ids": [1, 2],
+            "seconds": 0.5,
+            "block_seconds": 1.0,
+        }}
+        for block in one["blocks"]
+        for p in block
+    ]
+    passes.append({{"concurrency": one["concurrency"], "requests": requests, "counters": {{}}}})
+json.dump({{"passes": passes}}, open(sys.argv[5], "w"))
+sys.exit({status})
+"""
+
+
+def fake_vllm(folder: Path, *, status: int = 0) -> Path:
+    """Return an interpreter that serves any job at once."""
+    file = folder / "python"
+    file.write_text(ENGINE.format(python=sys.executable, status=status))
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture(autouse=True)
+def any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_vllm, "resolve_target", lambda path, cache: Path(path))
+
+
+@pytest.fixture
+def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [
+        PromptSet(name=name, train=(), test=tuple(f"{name} {i}" for i in range(9))) for name in SETS
+    ]
+    monkeypatch.setattr(bench_vllm, "read_prompt_sets", lambda folder: sets)
+
+
+def plan(tmp_path: Path, python: Path) -> VllmBench:
+    methods = (NONE, NGRAM, SUFFIX, DRAFTLOOP)
+    return VllmBench(
+        data=tmp_path,
+        python=python,
+        work=tmp_path / "work",
+        num_prompts=3,
+        num_orderings=2,
+        num_steps=0,
+        methods=methods,
+    )
+
+
+@pytest.mark.usefixtures("two_sets")
+def test_a_whole_run_writes_every_key_that_was_measured(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.json"
+    console = Console(file=io.StringIO(), width=300)
+    run_vllm_bench(
+        Settings(model=ModelSettings(path=str(tmp_path))),
+        plan(tmp_path, fake_vllm(tmp_path)),
+        console=console,
+        json_file=file,
+    )
+    found = json.loads(file.read_text())
+    keys = ("vs_best_builtin_1", "vs_best_builtin_4", "vs_none_16", "worst_set_vs_best_builtin")
+    for key in keys:
+        assert found[key] == found[f"{key}_low"] == found[f"{key}_high"] == 1.0
+    assert len(found["table"]) == 12
+    assert found["num_orderings"] == 2
+
+
+@pytest.mark.usefixtures("two_sets")
+def test_an_engine_that_fails_is_named_with_its_log(tmp_path: Path) -> None:
+    with pytest.raises(VllmBenchError, match=r"none: the engine failed, see .*engine.log"):
+        run_vllm_bench(
+            Settings(model=ModelSettings(path=str(tmp_path))),
+            plan(tmp_path, fake_vllm(tmp_path, status=3)),
+            console=Console(quiet=True),
+            json_file=None,
+        )
 
 
 def test_without_vllms_environment_the_cure_is_told(tmp_path: Path) -> None:
