@@ -2,13 +2,16 @@
 
 The text is that of ``pipeline.synthetic``, one domain per request. Tenants have streams of their
 own, ``tenant.domain``; the requests of the last two settings share one stream and are short, so
-that how they start is most of what they are.
+that how they start is most of what they are. Their prompts are made up or, from a folder, real.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,7 @@ from learner.started_walks import StartedWalks, StreamEvidence
 from learner.walk import Coins, PreparedTrace, Walker, prepare
 from pipeline.bench_selection import Interval, Lengths, ratio
 from pipeline.bench_streams import SelectionStream, play, play_choices
+from pipeline.domains import read_domains
 from pipeline.synthetic import STAY, SyntheticPool, synthetic_pool, trace_of_domains
 
 NUM_DRAFTERS = 8
@@ -42,17 +46,23 @@ ROUTER = "static router"
 
 NEW_TENANTS, NEW_DOMAINS = "new tenants", "new domains"
 PROMPTS, MISLEADING = "prompts tell the domain", "prompts mislead"
+REAL_PROMPTS = "real prompts"
+
+PromptOf = Callable[[int], list[int]]
+"""Draws the tokens of a prompt of a domain."""
 
 
-def run_starts(seeds: Sequence[int], console: Console) -> dict[str, Any]:
-    """Run the four settings.
+def run_starts(
+    seeds: Sequence[int], console: Console, *, prompts: Path | None = None
+) -> dict[str, Any]:
+    """Run the four settings, and with the folder of the prompt sets a fifth.
 
     Returns:
         Flat keys with intervals, and rows under ``table``.
     """
     runs: dict[str, list[Lengths]] = {}
     for seed in track(seeds, "starts of requests", console=console):
-        for name, found in starts_of_seed(seed).items():
+        for name, found in starts_of_seed(seed, prompts).items():
             runs.setdefault(name, []).append(found)
     keys: dict[str, float] = {}
     for name, lengths in runs.items():
@@ -72,16 +82,22 @@ def run_starts(seeds: Sequence[int], console: Console) -> dict[str, Any]:
     return {**keys, "table": table}
 
 
-def starts_of_seed(seed: int) -> dict[str, Lengths]:
+def starts_of_seed(seed: int, prompts: Path | None = None) -> dict[str, Lengths]:
     """Return the mean acceptance length of every policy in every setting."""
-    dice = np.random.default_rng([seed, NUM_DRAFTERS]).spawn(5)
+    dice = np.random.default_rng([seed, NUM_DRAFTERS]).spawn(6)
     pool = synthetic_pool(NUM_DRAFTERS, dice[0])
-    return {
+    num_domains = len(pool.rates)
+    telling = made_prompts(num_domains, dice[3], is_misleading=False)
+    misleading = made_prompts(num_domains, dice[4], is_misleading=True)
+    found: dict[str, Lengths] = {
         NEW_TENANTS: new_streams(pool, dice[1], is_known=True),
         NEW_DOMAINS: new_streams(pool, dice[2], is_known=False),
-        PROMPTS: prompted(pool, dice[3], misleading=0.0),
-        MISLEADING: prompted(pool, dice[4], misleading=1.0),
+        PROMPTS: prompted(pool, dice[3], telling),
+        MISLEADING: prompted(pool, dice[4], misleading),
     }
+    if prompts is not None:
+        found[REAL_PROMPTS] = prompted(pool, dice[5], real_prompts(prompts, dice[5]))
+    return found
 
 
 def _request(
@@ -131,20 +147,12 @@ def new_streams(
 
 
 def prompted(
-    pool: SyntheticPool, generator: np.random.Generator, *, misleading: float
+    pool: SyntheticPool, generator: np.random.Generator, prompt_of: PromptOf
 ) -> dict[str, float]:
-    """Serve one stream of short requests whose prompts have words of a domain.
-
-    Args:
-        pool: The drafters.
-        generator: The dice.
-        misleading: Share of the requests whose prompt has words of a domain drawn at random.
-    """
+    """Serve one stream of short requests; ``prompt_of`` gives the tokens of a domain's prompt."""
     requests, prompts = [], []
-    words = generator.integers(VOCABULARY, size=(len(pool.rates), DOMAIN_WORDS))
     for domain in _domains(len(pool.rates), generator):
-        said = int(generator.integers(len(words))) if generator.random() < misleading else domain
-        prompts.append(_prompt(words[said], generator))
+        prompts.append(prompt_of(domain))
         requests.append(_request(pool, domain, SHORT, generator))
     stream = SelectionStream(
         drafter_ids=_ids(pool),
@@ -176,6 +184,31 @@ def _domains(num_domains: int, generator: np.random.Generator) -> Iterator[int]:
         if generator.random() >= STAY:
             domain = int(generator.integers(num_domains))
         yield domain
+
+
+def made_prompts(
+    num_domains: int, generator: np.random.Generator, *, is_misleading: bool
+) -> PromptOf:
+    """Return prompts in which half of the words are of a domain: of theirs, or of any."""
+    words = generator.integers(VOCABULARY, size=(num_domains, DOMAIN_WORDS))
+
+    def prompt_of(domain: int) -> list[int]:
+        said = int(generator.integers(num_domains)) if is_misleading else domain
+        return _prompt(words[said], generator)
+
+    return prompt_of
+
+
+def real_prompts(folder: Path, generator: np.random.Generator) -> PromptOf:
+    """Return the training prompts of seven real domains, each once before any comes again.
+
+    A word counts as a token, by a hash of its text.
+    """
+    turns = [
+        cycle([domain.train[int(index)] for index in generator.permutation(len(domain.train))])
+        for domain in read_domains(folder)
+    ]
+    return lambda domain: [crc32(word.encode()) for word in next(turns[domain]).split()]
 
 
 def _prompt(words: NDArray[np.int64], generator: np.random.Generator) -> list[int]:

@@ -300,6 +300,10 @@ def bench_selection(
     recording: Annotated[
         Path | None, typer.Option(help="Folder that 'bench pool' has written; for recorded.")
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Folder of prompt sets, for starts from real ones; for synthetic."),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=2, help="Seeds; intervals are over them.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
@@ -307,7 +311,12 @@ def bench_selection(
     from pipeline.selection_report import run_selection_bench
 
     run_selection_bench(
-        source, recording=recording, num_seeds=seeds, console=Console(), json_file=json_file
+        source,
+        recording=recording,
+        prompts=prompts,
+        num_seeds=seeds,
+        console=Console(),
+        json_file=json_file,
     )
 
 

@@ -18,6 +18,7 @@ def run_selection_bench(
     source: str,
     *,
     recording: Path | None,
+    prompts: Path | None = None,
     num_seeds: int,
     console: Console,
     json_file: Path | None = None,
@@ -27,6 +28,7 @@ def run_selection_bench(
     Args:
         source: ``synthetic`` or ``recorded``.
         recording: Folder of the recording; for ``recorded``.
+        prompts: Folder of the prompt sets, for starts from real prompts; for ``synthetic``.
         num_seeds: Seeds 0, 1, ...; intervals are over them.
         console: Where progress and results go.
         json_file: Where to write the result.
@@ -40,7 +42,7 @@ def run_selection_bench(
     if source == "synthetic":
         result = bench_starts.merged(
             bench_selection.run_synthetic(seeds=seeds, console=console),
-            bench_starts.run_starts(seeds, console),
+            bench_starts.run_starts(seeds, console, prompts=prompts),
         )
     elif recording is None:
         raise ReplayError(
