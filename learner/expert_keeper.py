@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.ports import ArtifactStore, ReleaseBoard
+from learner.ports import ArtifactStore, ReleaseBoard, StoreError
 from learner.release_desk import DrafterIdentity
 from learner.spawning import ExpertFamily, Snapshots, Spawn, SpawnSettings
 from learner.trial import window_lengths
@@ -36,6 +36,9 @@ class ExpertKeeper:
         board: Releases.
         now: Returns the time in UTC.
         refuse_if_fenced: Raises if somebody else has moved the head.
+
+    Attributes:
+        num_failed: Experts that could not be stored.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ExpertKeeper:
         self._refuse_if_fenced = refuse_if_fenced
         self._family = ExpertFamily(identity.drafter_id, settings)
         self._snapshots: Snapshots[int] = Snapshots()
+        self.num_failed = 0
 
     @property
     def expert_ids(self) -> tuple[str, ...]:
@@ -92,7 +96,13 @@ class ExpertKeeper:
         if known is None:
             before = self._snapshots.before(spawn.since)
             version = live_version if before is None else before
-            self._release(spawn, version, window)
+            try:
+                self._release(spawn, version, window)
+            except StoreError as error:
+                self.num_failed += 1
+                self._family.forget(spawn.expert_id)
+                logger.error("expert %s is not kept: %s", spawn.expert_id, error)
+                return
         if spawn.retired_id is not None:
             self._retire(placed.get(spawn.retired_id), spawn.expert_id)
 

@@ -36,8 +36,8 @@ class GateSettings:
         error: Chance in (0, 0.5] that a version which is no better is promoted, and that one which
             is no worse is refused.
         min_requests: Requests before the first look, >= 3.
-        max_requests: Requests after which a version that is still undecided may be replaced by a
-            newer one.
+        max_requests: Most requests after which a version that is still undecided may be replaced
+            by a newer one; it begins with ``min_requests`` and doubles.
         min_gain: Difference in mean acceptance length that must be exceeded, >= 0.
         canary_share: Share of the requests that a canary serves, in [0, 1); 0 = no canary.
         min_canary_requests: Requests that a canary serves before it goes live, >= 1.
@@ -46,11 +46,11 @@ class GateSettings:
     """
 
     error: float = 0.05
-    min_requests: int = 8
+    min_requests: int = 4
     max_requests: int = 128
     min_gain: float = 0.0
-    canary_share: float = 0.25
-    min_canary_requests: int = 4
+    canary_share: float = 0.5
+    min_canary_requests: int = 2
     max_failed_requests: int = 1
 
     def __post_init__(self) -> None:

@@ -8,10 +8,11 @@ the same windows, so the same gate that lets a version in throws it out again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from learner.gate import Decision, GateSettings
+from learner.gate import Decision, GateSettings, break_even_verifications
 from learner.trial import Trial, has_failed
 from schemas.events import GateEvidence, ReleaseState, VerificationEvent
 
@@ -88,6 +89,8 @@ class Lifecycle:
         self._trial: Trial | None = None
         self._state = ReleaseState.SHADOW
         self._failed_requests: set[str] = set()
+        self._update_seconds = 0.0
+        self._patience = settings.min_requests
         if beside is not None:
             version, self._state = beside
             newer, older = max(version, live), min(version, live)
@@ -105,17 +108,29 @@ class Lifecycle:
         """Whether a new version may go on trial.
 
         It may not while another one is within its time, nor before its predecessor's comparison
-        with the live one has had a first look.
+        with the live one has had a first look. The time is one look for the first version after a
+        promotion, and twice that of the one before for every other that nothing came of: while much
+        is learned, a newer version need not wait for one that has fallen behind, and where little
+        is learned, little gains get the requests that it takes to see them.
         """
         trial = self._trial
         if trial is None:
             return True
         if trial.new == self.live:
             return trial.num_looks > 0
-        return trial.num_requests >= self._settings.max_requests
+        return trial.num_requests >= self._patience
 
-    def offer(self, version: int, reason: str) -> list[Step]:
-        """Put a version on trial, in place of what is beside the live one."""
+    def offer(self, version: int, reason: str, *, update_seconds: float = 0.0) -> list[Step]:
+        """Put a version on trial, in place of what is beside the live one.
+
+        Args:
+            version: The newer one.
+            reason: Why it was made.
+            update_seconds: What training it has taken since the live one.
+        """
+        self._update_seconds = update_seconds
+        if self.candidate is not None:
+            self._patience = min(2 * self._patience, self._settings.max_requests)
         steps = self._end_of_trial("a newer version is on trial")
         self._trial = Trial(drafter_id=self._drafter_id, new=version, old=self.live)
         self._state = ReleaseState.SHADOW
@@ -162,21 +177,25 @@ class Lifecycle:
                 version=trial.new,
                 state=ReleaseState.CANARY,
                 evidence=verdict.evidence,
-                reason=verdict.reason,
+                reason=_with_streams(verdict.reason, trial),
             )
         ]
 
     def _after_canary(self, trial: Trial) -> list[Step]:
         count = len(trial.canary_requests)
         evidence = trial.evidence(self._settings)
-        has_gained = evidence.new_acceptance_length > evidence.old_acceptance_length
+        # What it takes, only a canary shows: beside the live version nobody drafts.
+        needed = evidence.old_acceptance_length * max(1.0, trial.cost_ratio)
+        has_gained = evidence.new_acceptance_length > needed
         if count < self._settings.min_canary_requests or not has_gained:
             return []
         return self._promoted(trial, f"held as a canary for {count} requests")
 
     def _promoted(self, trial: Trial, reason: str) -> list[Step]:
         evidence = trial.evidence(self._settings)
+        reason = f"{_with_streams(reason, trial)}; {self._break_even(trial, evidence)}"
         self.live, self.previous = trial.new, trial.old
+        self._patience = self._settings.min_requests
         self._trial = Trial(drafter_id=self._drafter_id, new=trial.new, old=trial.old)
         self._state = ReleaseState.SHADOW
         self._failed_requests.clear()
@@ -190,6 +209,21 @@ class Lifecycle:
             ),
         ]
 
+    def _break_even(self, trial: Trial, evidence: GateEvidence) -> str:
+        """Say after how many verifications the training of a version has paid for itself."""
+        verifications = break_even_verifications(
+            update_seconds=self._update_seconds,
+            round_seconds=trial.costs.mean_round_seconds,
+            old_length=evidence.old_acceptance_length,
+            new_length=evidence.new_acceptance_length / max(1.0, trial.cost_ratio),
+        )
+        if not math.isfinite(verifications):
+            return f"{self._update_seconds:.1f} s of training, seconds of rounds not measured"
+        return (
+            f"{self._update_seconds:.1f} s of training are paid back after "
+            f"{verifications:.0f} verifications"
+        )
+
     def _refused(self, trial: Trial, reason: str) -> list[Step]:
         was_canary = self._state is ReleaseState.CANARY
         self._trial = None
@@ -198,7 +232,7 @@ class Lifecycle:
                 version=trial.new,
                 state=ReleaseState.ROLLED_BACK if was_canary else ReleaseState.RETIRED,
                 evidence=trial.evidence(self._settings),
-                reason=reason,
+                reason=_with_streams(reason, trial),
             )
         ]
 
@@ -243,3 +277,8 @@ class Lifecycle:
                 reason=reason,
             )
         ]
+
+
+def _with_streams(reason: str, trial: Trial) -> str:
+    streams = trial.by_stream()
+    return f"{reason}; by stream: {streams}" if streams else reason

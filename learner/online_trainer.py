@@ -10,6 +10,7 @@ import numpy as np
 from learner.examples import Segment
 from learner.ports import FeatureStore, ReceivedEvent
 from learner.training import DrafterTrainer, TrainableDrafter
+from schemas.events import VerificationEvent
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,19 @@ class OnlineTrainer:
         )
         for trainer in self._trainers:
             _refuse_unusable(segment, trainer.drafter, event.event_id)
+            _refuse_other_vocabulary(event, trainer.drafter)
         return segment
+
+
+def _refuse_other_vocabulary(event: VerificationEvent, drafter: TrainableDrafter) -> None:
+    """Keep out what another drafter of the same id had verified: its acceptances are not ours."""
+    for one in event.drafters:
+        found, expected = one.draft_vocabulary_hash, drafter.draft_vocabulary_hash
+        if one.drafter_id == drafter.drafter_id and found not in ("", expected):
+            raise ValueError(
+                f"{event.event_id}: draft_vocabulary_hash of {one.drafter_id} is {found}, expected "
+                f"{expected}"
+            )
 
 
 def _refuse_unusable(segment: Segment, drafter: TrainableDrafter, event_id: str) -> None:

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from schemas.events import DrafterReleased, FeatureReference, PolicyPublished, VerificationEvent
 
 
+class StoreError(Exception):
+    """An artifact could not be stored or read; the message names it, what was found and wanted."""
+
+
 class ReceivedEvent(Protocol):
     """One event with the place it was read from."""
 
@@ -163,6 +167,7 @@ class ArtifactStore(Protocol):
 
         Raises:
             FileExistsError: If it exists: another trainer has written it.
+            StoreError: If the store refuses, as a full disk does.
         """
 
     def read_config(self, uri: str, *, manifest_sha256: str) -> Mapping[str, Any]:

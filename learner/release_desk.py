@@ -143,7 +143,13 @@ class ReleaseDesk:
         return max([*known, *self._store.versions(self._identity.drafter_id)]) + 1
 
     def release(
-        self, version: int, weights: TrainedWeights, window: Watermark, reason: str
+        self,
+        version: int,
+        weights: TrainedWeights,
+        window: Watermark,
+        reason: str,
+        *,
+        update_seconds: float = 0.0,
     ) -> DrafterReleased:
         """Write a version and announce it, live or on trial.
 
@@ -152,9 +158,11 @@ class ReleaseDesk:
             weights: The version.
             window: The events that trained it.
             reason: Why it was made.
+            update_seconds: What training it has taken since the live version.
 
         Raises:
             FencedError: If somebody else has moved the drafter.
+            StoreError: If it could not be stored; nothing has changed then.
         """
         stored = self._written(version, weights)
         release = DrafterReleased(
@@ -180,7 +188,7 @@ class ReleaseDesk:
             if self._gate is not None:
                 self._life = Lifecycle(release.drafter_id, self._gate, live=version)
         else:
-            for step in self._life.offer(version, reason):
+            for step in self._life.offer(version, reason, update_seconds=update_seconds):
                 self._announce(step)
         self.continued = version
         self._forget_old_versions()

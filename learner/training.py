@@ -8,6 +8,7 @@ which offset events are contained in them.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +22,7 @@ from learner.examples import ExampleMemory, Segment, TrainingBatch
 from learner.expert_keeper import ExpertKeeper
 from learner.feedback import Contained, Standing
 from learner.gate import GateSettings
-from learner.ports import ArtifactStore, ReceivedEvent, ReleaseBoard
+from learner.ports import ArtifactStore, ReceivedEvent, ReleaseBoard, StoreError
 from learner.release_desk import DrafterIdentity, FencedError, ReleaseDesk, TrainedWeights
 from learner.reservoir import StreamReservoirs
 from learner.spawning import SpawnSettings
@@ -165,7 +166,9 @@ class DrafterTrainer:
         self._partition_to_copies: dict[int, set[int]] = {}
         self._resume_from: dict[int, int] = {}
         self._num_unreleased = 0
+        self._update_seconds = 0.0
         self.num_refused_steps = 0
+        self.num_failed_releases = 0
         self.last_report: StepReport | None = None
         self._rule = parse_rule(settings.rule)
         self._update = self._rule.build(drafter.initial_weights(), settings.gradient)
@@ -211,8 +214,11 @@ class DrafterTrainer:
         if standing is not Standing.NEW:
             return
         self._partition_to_contained[partition] = contained.with_event(received)
+        live = self._desk.live
         if self._desk.observe(received.event, self._training_window):
             self._go_back()
+        if self._desk.live is not live:
+            self._update_seconds = 0.0
         if self._keeper is not None and self._desk.live is not None:
             self._keeper.observe(received.event, self._desk.live.version, self._training_window)
         if segment is not None:
@@ -220,13 +226,22 @@ class DrafterTrainer:
             self._num_unreleased += 1
         is_due = self._num_unreleased >= self._settings.release_every_events
         if is_due and self._desk.is_open:
+            self._try_to_release()
+
+    def _try_to_release(self) -> None:
+        """Release, or go on training and try again after the next event."""
+        try:
             self.release(f"{self._settings.steps_per_event} steps after each event")
+        except StoreError as error:
+            self.num_failed_releases += 1
+            logger.error("drafter %s is not released: %s", self.drafter.drafter_id, error)
 
     def release(self, reason: str) -> DrafterReleased:
         """Write the weights as the next version and announce it, live or on trial.
 
         Raises:
             FencedError: If another trainer has released a version since: it is the active one.
+            StoreError: If it could not be stored; training can go on, and release later.
         """
         version = self._desk.next_version()
         self._version_to_num_updates[version] = self._num_updates
@@ -235,7 +250,13 @@ class DrafterTrainer:
             config=self._config(),
             training_state=self._update.state(),
         )
-        release = self._desk.release(version, weights, self._training_window(), reason)
+        release = self._desk.release(
+            version,
+            weights,
+            self._training_window(),
+            reason,
+            update_seconds=self._update_seconds,
+        )
         self._num_unreleased = 0
         return release
 
@@ -256,6 +277,7 @@ class DrafterTrainer:
     def _train(self, segment: Segment, updates_when_served: int) -> None:
         settings = self._settings
         rng = np.random.default_rng([settings.seed, segment.partition, segment.offset])
+        began = time.perf_counter()
         for _ in range(settings.steps_per_event):
             batch = self._memory.draw(
                 settings.batch_size,
@@ -274,6 +296,7 @@ class DrafterTrainer:
             except UpdateRefusedError as error:
                 self.num_refused_steps += 1
                 logger.warning("%s: %s", self.drafter.drafter_id, error)
+        self._update_seconds += time.perf_counter() - began
 
     def _training_window(self) -> Watermark:
         offsets: dict[int, int] = {}

@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from learner.feedback import is_learned
 from learner.gate import Decision, GateSettings, PairedSums, Verdict, judged, num_looks
 from learner.measures import expected_acceptance_length
+from learner.round_costs import RoundCosts
 from schemas.events import GateEvidence, VerificationEvent
 
 SHADOW = "@shadow"
 """Ends the id of the place beside a drafter."""
+
+NUM_TOLD_STREAMS = 5
+"""Streams that the reason of a release names."""
 
 NOTHING_COMPARED = GateEvidence(
     num_windows=0,
@@ -82,8 +86,10 @@ class Trial:
         drafter_id: Of both.
         new, old: Their weights versions.
         request_to_sums: Per request its windows and the sums of both lengths.
-        num_canary_requests: Requests that the newer version served itself.
+        canary_requests: Requests that the newer version served itself.
         failed_requests: Requests in which the newer version gave no usable answer.
+        request_to_stream: Of the same requests as ``request_to_sums``.
+        costs: What rounds of either took.
     """
 
     drafter_id: str
@@ -92,6 +98,8 @@ class Trial:
     request_to_sums: dict[str, tuple[int, float, float]] = field(default_factory=dict)
     canary_requests: set[str] = field(default_factory=set)
     failed_requests: set[str] = field(default_factory=set)
+    request_to_stream: dict[str, str] = field(default_factory=dict)
+    costs: RoundCosts = field(default_factory=RoundCosts)
     num_looks: int = 0
 
     def add(self, event: VerificationEvent) -> None:
@@ -103,6 +111,7 @@ class Trial:
             self.failed_requests.add(key)
         if new is None or old is None or event.num_speculative_tokens == 0:
             return
+        self.costs.add(event, {self.new: new, self.old: old})
         lengths = window_lengths(event, [new, old])
         if len(lengths):
             count, new_sum, old_sum = self.request_to_sums.get(key, (0, 0.0, 0.0))
@@ -112,6 +121,7 @@ class Trial:
                 new_sum + float(sums[0]),
                 old_sum + float(sums[1]),
             )
+            self.request_to_stream[key] = event.stream
             if event.drafters[new].drafter_id == self.drafter_id:
                 self.canary_requests.add(key)
 
@@ -120,13 +130,18 @@ class Trial:
         """Requests that both were scored in."""
         return len(self.request_to_sums)
 
-    def look(self, settings: GateSettings, *, cost_ratio: float = 1.0) -> Verdict | None:
+    @property
+    def cost_ratio(self) -> float:
+        """Seconds of a round with the newer version over the older one's; NaN = not measured."""
+        return self.costs.ratio(self.new, self.old)
+
+    def look(self, settings: GateSettings) -> Verdict | None:
         """Judge the newer version if a look is due, else return None."""
         due = num_looks(self.num_requests, settings.min_requests)
         if due <= self.num_looks:
             return None
         self.num_looks = due
-        return judged(self._sums(), settings, look=due, cost_ratio=cost_ratio)
+        return judged(self._sums(), settings, look=due, cost_ratio=self.cost_ratio)
 
     def is_worse(self, settings: GateSettings) -> Verdict | None:
         """Return the refusal if the evidence refuses it at the looks that were due, else None."""
@@ -138,6 +153,21 @@ class Trial:
         if not self.request_to_sums:
             return NOTHING_COMPARED
         return judged(self._sums(), settings, look=max(self.num_looks, 1)).evidence
+
+    def by_stream(self) -> str:
+        """Say what the newer version gained per window, for the streams with the most windows."""
+        sums: dict[str, NDArray[np.float64]] = {}
+        for key, values in self.request_to_sums.items():
+            stream = self.request_to_stream[key]
+            sums[stream] = sums.get(stream, np.zeros(3)) + np.array(values)
+        most = sorted(sums, key=lambda stream: -sums[stream][0])[:NUM_TOLD_STREAMS]
+        told = [
+            f"{stream} {(sums[stream][1] - sums[stream][2]) / sums[stream][0]:+.3f} over "
+            f"{sums[stream][0]:.0f} windows"
+            for stream in most
+        ]
+        rest = len(sums) - len(most)
+        return ", ".join([*told, f"{rest} more"] if rest else told)
 
     def _sums(self) -> PairedSums:
         counts, new, old = zip(*self.request_to_sums.values(), strict=True)

@@ -19,15 +19,15 @@ class GateSection(Section):
     """Compare every new version with the live one first; off = every version goes live."""
     error: float = Field(default=0.05, gt=0, le=0.5)
     """Chance that a version which is no better is let in."""
-    min_requests: int = Field(default=8, ge=3)
+    min_requests: int = Field(default=4, ge=3)
     """Requests compared before the first decision; the next come at 2, 4, ... times as many."""
     max_requests: int = Field(default=128, ge=3)
-    """Requests after which an undecided version gives way to a newer one."""
+    """Requests after which an undecided version gives way to a newer one at the latest."""
     min_gain: float = Field(default=0.0, ge=0, le=64)
     """Tokens per verification that a version must certainly gain."""
-    canary_share: float = Field(default=0.25, ge=0, lt=1)
+    canary_share: float = Field(default=0.5, ge=0, lt=1)
     """Share of the requests that a version serves before it serves all; 0 = no canary."""
-    min_canary_requests: int = Field(default=4, ge=1)
+    min_canary_requests: int = Field(default=2, ge=1)
     """Requests that a canary serves before it goes live."""
     max_failed_requests: int = Field(default=1, ge=0)
     """Requests in which live weights may fail before the previous ones come back."""

@@ -21,6 +21,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from learner.ports import StoreError
 from schemas import checks
 from schemas.errors import ContractError
 
@@ -29,7 +30,7 @@ LEFTOVER_SECONDS = 3600.0
 """No write takes this long, so a temporary name older than this was left behind by a crash."""
 
 
-class ArtifactError(Exception):
+class ArtifactError(StoreError):
     """A stored file or folder is not what it should be, or could not be stored.
 
     Attributes:

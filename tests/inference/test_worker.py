@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -163,6 +165,41 @@ def test_new_weights_are_taken_up_between_segments_and_no_window_mixes_versions(
         # Windows lie within their segment: they began under the versions that scored them.
         assert (event.windows.start >= event.first_position).all()
         check_scored_by(heads[event.drafters[1].weights_version], target, tokens, event)
+
+
+def test_a_swap_pauses_serving_for_less_than_a_round_and_changes_no_output() -> None:
+    """A segment before whose first round a new version is taken up, against all other rounds."""
+    target = tiny_llama(1)
+    drawn = head(target, 1, size=VOCAB_SIZE)
+    first = HydraDrafter("head", 1, drawn.weights, drawn.rows)
+    prompt = random_prompts(1, count=1, length=12)[0]
+
+    def played(*, swaps: bool) -> tuple[list[int], float, float]:
+        outbox = Outbox()
+        worker = new_worker(target, [NothingDrafter(), first], outbox, policy="fixed:head")
+        work = worker.begin(request_of(prompt, SamplingParams(max_tokens=200)))
+        at_swaps, others = [], []
+        while not work.is_finished:
+            is_swap = bool(outbox.drafters) or not swaps
+            num_events = len(outbox.events)
+            began = time.thread_time()
+            work.step()
+            seconds = time.thread_time() - began
+            if len(outbox.events) > num_events and is_swap:
+                at_swaps.append(seconds)
+            else:
+                others.append(seconds)
+            if swaps:
+                version = len(outbox.events) + 2
+                outbox.drafters = [HydraDrafter("head", version, first.weights, first.rows)]
+        work.close()
+        assert len(at_swaps) >= 8
+        return work.output_token_ids, float(np.median(at_swaps)), float(np.median(others))
+
+    plain, reported, _ = played(swaps=False)
+    swapped, at_swap, round_seconds = played(swaps=True)
+    assert swapped == plain
+    assert at_swap - reported <= round_seconds
 
 
 def check_scored_by(

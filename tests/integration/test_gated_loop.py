@@ -120,7 +120,7 @@ def test_every_version_that_went_live_after_the_first_was_shown_to_be_better(
     live = [one for key, one in turn.releases if one.state is ReleaseState.LIVE]
     promoted = [one for one in live if one.reason.startswith(("better", "held"))]
     assert promoted, [(one.version, one.state, one.reason) for _, one in turn.releases]
-    assert {one.version for one in live if one not in promoted} == {0}
+    assert {one.version for one in live if one not in promoted} <= {0}
     for one in promoted:
         assert one.evidence is not None
         assert one.evidence.new_acceptance_length > one.evidence.old_acceptance_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,7 +68,16 @@ def test_with_a_canary_a_version_serves_a_share_before_all() -> None:
     life = on_trial(WITH_CANARY)
     steps = play(life, BETTER)
     assert states(steps)[:3] == [(2, "canary"), (2, "live"), (1, "shadow")]
-    assert steps[1].reason == "held as a canary for 3 requests"
+    assert steps[1].reason.startswith("held as a canary for 3 requests; by stream: stream-a +")
+
+
+def test_a_release_tells_what_its_training_took_and_when_that_is_paid_back() -> None:
+    life = Lifecycle(HEAD, DIRECT, live=1)
+    life.offer(2, "trained", update_seconds=2.5)
+    (step, *_) = play(life, BETTER)
+    found = re.search(r"; 2\.5 s of training are paid back after (\d+) verifications", step.reason)
+    assert found, step.reason
+    assert int(found[1]) > 0
 
 
 @pytest.mark.parametrize("settings", [DIRECT, WITH_CANARY])
@@ -81,11 +91,31 @@ def test_a_worse_version_is_retired_without_having_served(settings: GateSettings
 
 def test_an_equal_version_stays_in_the_shadow_and_gives_way_to_a_newer_one() -> None:
     life = on_trial(DIRECT)
-    assert play(life, EQUAL, num_requests=31) == []
+    assert play(life, EQUAL, num_requests=3) == []
     assert not life.is_open
-    assert play(life, EQUAL, num_requests=1, first=31) == []
+    assert play(life, EQUAL, num_requests=1, first=3) == []
     assert life.is_open
     assert states(life.offer(3, "trained")) == [(2, "retired"), (3, "candidate"), (3, "shadow")]
+
+
+def test_versions_that_nothing_comes_of_get_longer_and_longer_trials() -> None:
+    life = Lifecycle(HEAD, DIRECT, live=1)
+    rng = np.random.default_rng(0)
+    times = []
+    for version in range(2, 8):
+        life.offer(version, "trained")
+        acceptance = {1: 0.5, version: 0.5}
+        num_requests = 0
+        while not life.is_open:
+            event = paired_event(
+                1000 * version + num_requests, own=1, beside=version, acceptance=acceptance, rng=rng
+            )
+            num_requests += 1
+            if life.observe(event):
+                break
+        times.append(num_requests)
+    assert times[:4] == [4, 8, 16, 32]
+    assert max(times) == DIRECT.max_requests
 
 
 def test_a_version_that_answers_nonsense_on_trial_is_withdrawn_at_once() -> None:

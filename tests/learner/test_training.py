@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,13 @@ import pytest
 import torch
 
 from learner.examples import TrainingBatch
+from learner.spawning import SpawnSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from learner.updates.rule import Weights
+from pipeline.storage import ArtifactError
 from schemas.codec import decode_drafter_released
 from schemas.events import VerificationEvent
+from tests.learner.fakes import PlacedEvent
 from tests.learner.trainers import (
     HIDDEN,
     SETTINGS,
@@ -249,3 +254,75 @@ def test_several_drafters_learn_from_the_same_events(place: Place) -> None:
 
 
 # The real head, from serving to training and back.
+
+
+def test_invalid_event_of_another_draft_vocabulary_is_refused_with_both_hashes(
+    place: Place,
+) -> None:
+    drafter = Softmax()
+    drafter.draft_vocabulary_hash = "ours"
+    online = place.online(place.trainer(drafter=drafter))
+    event = event_of(0)
+    first = replace(event.drafters[0], drafter_id="softmax", draft_vocabulary_hash="theirs")
+    with pytest.raises(ValueError, match="of softmax is theirs, expected ours"):
+        online.train(placed([replace(event, drafters=(first, *event.drafters[1:]))])[0])
+    unhashed = replace(first, draft_vocabulary_hash="")
+    events = [event, replace(event_of(1), drafters=(unhashed, *event.drafters[1:]))]
+    online.train(placed(events)[1])
+    assert place.releases.read_all()[0].version == 1
+
+
+def test_a_full_disk_costs_releases_and_not_the_training(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was trained meanwhile is in the first version that can be stored again."""
+    undisturbed = Place(place.folder / "undisturbed", features=place.features)
+    events = placed([event_of(number) for number in range(4)])
+    whole = undisturbed.trainer()
+    train(undisturbed.online(whole), events)
+    trainer = place.trainer()
+    online = place.online(trainer)
+
+    def full(*_: object, **__: object) -> None:
+        raise ArtifactError("drafters", found="[Errno 28] No space left on device", expected="room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer._store, "write", full)
+        for received in events[:3]:
+            online.train(received)
+    assert trainer.num_failed_releases == 3
+    assert [one.version for one in place.releases.all_releases()] == [0]
+    online.train(events[3])
+    assert same(place.states()[-1], whole._update.state())
+
+
+def test_five_thousand_updates_take_no_memory(place: Place) -> None:
+    """Must stay within 5 %, with releases, pruning, reservoirs and experts at work."""
+    settings = replace(
+        SETTINGS,
+        steps_per_event=10,
+        memory_positions=400,
+        replay_bytes=20_000,
+        release_every_events=25,
+        keep_versions=2,
+        experts=SpawnSettings(),
+    )
+    trainer = place.trainer(settings)
+    online = place.online(trainer)
+    measured = []
+    for number in range(520):
+        online.train(at(number))
+        if number in (120, 519):
+            gc.collect()
+            measured.append(resident_bytes())
+    assert trainer.num_updates >= 5000
+    assert measured[1] <= 1.05 * measured[0]
+
+
+def at(number: int) -> PlacedEvent:
+    return PlacedEvent(partition=0, offset=number, event=event_of(number))
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
