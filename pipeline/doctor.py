@@ -96,10 +96,10 @@ def _event_log(settings: Settings) -> str:
 
 def _topics(settings: Settings) -> str:
     from pipeline.topics import check_topics
-    from pipeline.wiring import bare_log, topic_plan
+    from pipeline.wiring import bare_log, check_schemas, topic_plan
 
     with bare_log(settings) as log:
-        differences = check_topics(log, topic_plan(settings))
+        differences = [*check_topics(log, topic_plan(settings)), *check_schemas(settings)]
     if differences:
         raise NotWellError(f"{differences[0]}: run draftloop topics create")
     return "as declared"
