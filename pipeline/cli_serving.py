@@ -118,9 +118,19 @@ def estimate(
     )
     found = asdict(estimating.estimate(load_settings(config), fleet))
     for name, value in found.items():
-        Console().print(f"{name:<24} {value:,.6g}", highlight=False)
+        shown = in_bytes(value) if "bytes" in name else f"{value:,.3g}"
+        Console().print(f"{name:<24} {shown:>10}", highlight=False)
     if json_file is not None:
         write_json(json_file, found)
+
+
+def in_bytes(value: float) -> str:
+    """Return a number of bytes as people read it, in steps of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000.0:
+            return f"{value:.3g} {unit}"
+        value /= 1000.0
+    return f"{value:,.4g} TB"
 
 
 def add_bench(bench: typer.Typer) -> None:
