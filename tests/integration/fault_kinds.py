@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -94,16 +95,34 @@ def clock_steps(stage: Stage, generator: np.random.Generator) -> None:
 
 
 def disk_full(stage: Stage, generator: np.random.Generator) -> None:
-    """Take all space of the archive's small disk for a while."""
+    """Leave the archiver no space for a while."""
+    with _filled(stage) if stage.has_small_disk else _limited(stage.ids("archiver")[0]):
+        stage.append(messages_of(HISTORY_WORKER, _next(stage, 200)))
+        time.sleep(FULL_SECONDS)
+
+
+@contextmanager
+def _filled(stage: Stage) -> Iterator[None]:
+    """Take all space of the archive's small disk."""
     filler = stage.folder / "archive" / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(65536)):
             pass
     try:
-        stage.append(messages_of(HISTORY_WORKER, _next(stage, 200)))
-        time.sleep(FULL_SECONDS)
+        yield
     finally:
         filler.unlink()
+
+
+@contextmanager
+def _limited(process_id: int) -> Iterator[None]:
+    """Forbid a process to make any file longer, where no small disk may be mounted."""
+    _, hard = resource.prlimit(process_id, resource.RLIMIT_FSIZE)
+    resource.prlimit(process_id, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(process_id, resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def _next(stage: Stage, count: int) -> list[int]:

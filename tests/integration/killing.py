@@ -19,10 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
+from learner.stream_state import StreamSettings, StreamState
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.opening import declared_topics
 from pipeline.eventlog.ports import EventLog, Message
 from schemas.topics import VERIFICATION_EVENTS
+from tests.learner.fakes import PlacedEvent
+from tests.schemas.builders import make_event
 
 MOST_SECONDS_WAITING = 60.0
 SECONDS_BETWEEN_EVENTS = 0.01
@@ -80,6 +83,12 @@ def _be(run: Callable[[str], None], line: str) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def load_kernels() -> None:
+    """Learn one event, so that no process that is forked has to load the kernels anew."""
+    received = PlacedEvent(partition=0, offset=0, event=make_event(num_windows=2))
+    StreamState(stream=received.event.stream).learned(received, StreamSettings())
 
 
 def is_running(process_id: int) -> bool:

@@ -18,7 +18,7 @@ from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
 from schemas.arrow import LoggedEvent
 from schemas.topics import VERIFICATION_EVENTS
-from tests.integration.killing import serve_forks
+from tests.integration.killing import load_kernels, serve_forks
 
 
 class DrainingSource(LogEventSource):
@@ -54,4 +54,5 @@ def learn_for_ever(log_path: Path, publish_every_events: int) -> None:
 
 
 if __name__ == "__main__":
+    load_kernels()
     serve_forks(lambda line: learn_for_ever(Path(sys.argv[1]), int(line)))

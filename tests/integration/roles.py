@@ -21,7 +21,6 @@ from inference.emission import Emitter
 from learner.online_trainer import OnlineTrainer
 from learner.ports import ReleaseBoard
 from learner.service import LearnerSettings, PolicyLearner
-from learner.stream_state import StreamSettings, StreamState
 from learner.training import DrafterTrainer
 from pipeline.archiver import Archiver, ArchiverError
 from pipeline.boards import LogPolicyBoard, LogRefusedEvents, LogReleaseBoard
@@ -38,8 +37,7 @@ from pipeline.registry import DrafterRegistry
 from pipeline.topics import TopicPlan, create_topics
 from schemas.events import VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
-from tests.integration.killing import serve_forks
-from tests.learner.fakes import PlacedEvent
+from tests.integration.killing import load_kernels, serve_forks
 from tests.learner.trainers import SETTINGS, Features, Softmax, event_of
 from tests.schemas.builders import PRODUCED_AT, make_event
 
@@ -176,12 +174,6 @@ def run_role(servers: str, folder: Path, line: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     ROLES[role](servers, folder, int(number), stop)
-
-
-def load_kernels() -> None:
-    """Learn one event, so that no process has to load the kernels anew."""
-    received = PlacedEvent(partition=0, offset=0, event=event(1, 1))
-    StreamState(stream=received.event.stream).learned(received, StreamSettings())
 
 
 if __name__ == "__main__":

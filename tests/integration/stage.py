@@ -37,14 +37,16 @@ class Stage:
     Args:
         folder: Holds the broker's data, ``archive``, ``registry`` and what the services write.
         stack: Ends everything.
+        has_small_disk: The folder ``archive`` is a small disk of its own, which may be filled.
 
     Attributes:
         log: The test's own view of the event log.
         sequence: Next sequence of the workers that the test plays itself.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, has_small_disk: bool) -> None:
         self.folder = folder
+        self.has_small_disk = has_small_disk
         self._port = free_port()
         self._broker = ExitStack()
         stack.callback(self._broker.close)
