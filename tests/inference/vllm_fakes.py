@@ -124,6 +124,7 @@ class FakeEngine:
         tells: Whether the runner's facts are handed over.
         chunk: Prompt tokens that a step reads of a request.
         max_positions: Length of the context.
+        state_of: The target's state behind some tokens, (H,); None = all zero.
     """
 
     def __init__(
@@ -135,12 +136,14 @@ class FakeEngine:
         tells: bool = True,
         chunk: int = 1000,
         max_positions: int = 512,
+        state_of: Callable[[Sequence[int]], torch.Tensor] | None = None,
     ) -> None:
         self._step = step
         self._next_token = next_token
         self._tells = tells
         self._chunk = chunk
         self._max_positions = max_positions
+        self._state_of = state_of
         self.num_rows = num_rows
         self.rows: list[FakeRequest] = []
         self.waiting: list[FakeRequest] = []
@@ -200,7 +203,7 @@ class FakeEngine:
             sampled,
             self._sizes,
             self._ids,
-            self._facts(num_drafts, scheduled) if self._tells else None,
+            self._facts(num_drafts, scheduled, sampled) if self._tells else None,
         )
         assert len(drafts) == len(self.rows)
         for request, draft in zip(list(self.rows), drafts, strict=True):
@@ -235,12 +238,24 @@ class FakeEngine:
             request.tokens = request.tokens[: min(kept, self._max_positions)]
             self.abort(request)
 
-    def _facts(self, num_drafts: list[int], scheduled: int) -> StepFacts:
+    def _states(self, num_drafts: list[int], sampled: list[list[int]]) -> torch.Tensor:
+        """Return one state per sampled position: of every draft and the token behind them."""
+        state_of = self._state_of
+        if state_of is None:
+            return torch.zeros((sum(num_drafts) + len(num_drafts), HIDDEN_SIZE))
+        states = []
+        for request, count, emitted in zip(self.rows, num_drafts, sampled, strict=True):
+            before = len(request.tokens) - len(emitted)
+            kept = [state_of(request.tokens[: before + j]) for j in range(max(len(emitted), 1))]
+            states += kept + [torch.zeros_like(kept[0])] * (count + 1 - len(kept))
+        return torch.stack(states)
+
+    def _facts(self, num_drafts: list[int], scheduled: int, sampled: list[list[int]]) -> StepFacts:
         running = {one.request_id: one for one in [*self.rows, *self.waiting]}
         return StepFacts(
             request_ids=[request.request_id for request in self.rows],
             num_draft_tokens=num_drafts,
-            states=torch.zeros((sum(num_drafts) + len(num_drafts), HIDDEN_SIZE)),
+            states=self._states(num_drafts, sampled),
             is_running=lambda request_id: any(
                 one.request_id == request_id for one in [*self.rows, *self.waiting]
             ),
