@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, start_http_server
 
@@ -49,6 +50,12 @@ class VllmCounters:
         if child is None:
             child = self._children[key] = self._name_to_counter[name].labels(drafter)
         child.inc(value)
+
+
+@cache
+def process_counters() -> VllmCounters:
+    """Return the counters of this process, which may hold several engines, one after the other."""
+    return VllmCounters()
 
 
 def serve_metrics(port: int, registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:

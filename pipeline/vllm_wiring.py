@@ -35,7 +35,7 @@ from pipeline.heads import HeadLoader
 from pipeline.inbox import LogInbox
 from pipeline.registry import ArtifactError, DrafterRegistry
 from pipeline.settings import Settings, load_settings
-from pipeline.vllm_metrics import VllmCounters, serve_metrics
+from pipeline.vllm_metrics import VllmCounters, process_counters, serve_metrics
 from schemas.checks import IDENTIFIER
 from schemas.events import DrafterReleased, DrafterVersion, PolicyPublished
 
@@ -115,7 +115,7 @@ def connect_with(
         sink=emitter,
         inbox=inbox,
         recorder=features,
-        counters=counters or VllmCounters(),
+        counters=counters or process_counters(),
         close=close,
     )
 

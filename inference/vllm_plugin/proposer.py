@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ IDLE_SECONDS = 0.5
 """Without a step for so long, ended requests are reported by themselves."""
 
 STEP = "step"
+CLOSE_PRIORITY = 10
+"""Of the exit hook: above 0, so that it runs before daemon threads are gone."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,8 @@ class DraftloopProposer:
             max_positions=self._max_positions,
         )
         threading.Thread(target=self._watch_idle, name="draftloop-idle", daemon=True).start()
+        # Runs in vLLM's engine processes too, which end without the interpreter's own exit hooks.
+        Finalize(None, self.close, exitpriority=CLOSE_PRIORITY)
 
     def show_call(self, read: Callable[[], StepFacts]) -> None:
         """Note how the facts of the coming step are read; the wrapped runner calls this."""
@@ -127,9 +132,10 @@ class DraftloopProposer:
         with self._lock:
             batch, self._batch = self._batch, None
             if batch is not None:
-                self._guard.run(STEP, batch.close, None)
-        if self._connection is not None:
-            self._connection.close()
+                self._guard.run("close", batch.close, None)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._guard.run("close", connection.close, None)
 
     def _count_failure(self, kind: str) -> None:
         if self._connection is not None:

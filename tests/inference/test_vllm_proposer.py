@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +104,33 @@ def test_it_drafts_for_an_engine_that_tells_it_tokens_alone() -> None:
     made.close()
     assert engine.num_accepted > 20
     assert sum(event.num_positions for event in kept.events) >= 40
+
+
+def test_what_is_at_work_is_reported_when_the_process_ends(tmp_path: Path) -> None:
+    program = """
+import sys, numpy as np
+from multiprocessing import get_context
+from tests.inference.test_vllm_proposer import proposer
+from tests.inference.vllm_fakes import Kept
+
+class Written(Kept):
+    def emit(self, event):
+        open(sys.argv[1], "a").write(event.request_id + chr(10))
+
+def engine():
+    ids = np.zeros((1, 64), np.int32)
+    ids[0, :4] = [5, 6, 7, 8]
+    proposer(Written()).propose([[8]], np.array([4]), ids)
+
+if __name__ == "__main__":
+    child = get_context("fork").Process(target=engine)
+    child.start()
+    child.join()
+"""
+    file = tmp_path / "written"
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", program, str(file)], cwd=root, check=True)
+    assert len(file.read_text().splitlines()) == 1
 
 
 def test_it_is_told_where_it_stands_before_it_connects() -> None:

@@ -96,6 +96,13 @@ def test_a_broker_that_is_away_holds_up_nothing(tmp_path: Path) -> None:
     found.close()
 
 
+def test_several_engines_in_one_process_share_their_counters(tmp_path: Path) -> None:
+    first, second = (connect_with(settings(tmp_path), PLACE) for _ in range(2))
+    assert first.counters is second.counters
+    first.close()
+    second.close()
+
+
 def test_counters_add_up_on_a_page_of_their_own() -> None:
     registry = CollectorRegistry()
     counters = VllmCounters(registry)
