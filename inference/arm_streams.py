@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.priors import StreamPriors
+from inference.recent_streams import RecentStreams
 from inference.selection import Begun
 from learner.arm_learner import ArmLearner
 from learner.arm_selector import ArmSelector, packed_arms
@@ -45,7 +46,7 @@ class StreamArms:
         self._spec = spec
         self._most = num_speculative_tokens
         self._priors = StreamPriors()
-        self._stream_to_own: dict[str, _Own] = {}
+        self._stream_to_own: RecentStreams[_Own] = RecentStreams()
         self._sums = CostSums.empty()
         self._measured_ids: list[str] = []
 
@@ -94,7 +95,7 @@ class StreamArms:
             self._measured_ids = [self._measured_ids[place] for place in kept]
 
     def _keep(self, stream: str, learner: ArmLearner, drafter_ids: Sequence[str]) -> None:
-        self._stream_to_own[stream] = _Own(learner, tuple(drafter_ids))
+        self._stream_to_own.put(stream, _Own(learner, tuple(drafter_ids)))
 
     def costs(self, stream: str, drafter_ids: Sequence[str]) -> ArmCosts:
         """Return the seconds that a request is charged: measured here, else published."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.recent_streams import RecentStreams
 from learner.carried import NEWCOMER_SHARE, copied, over_pool
 from learner.request_start import MixedStart, StartExperts
 from learner.selection import CompiledPolicy, PolicySpec
@@ -25,13 +26,13 @@ class StreamPriors:
     """The newest policy of every stream."""
 
     def __init__(self) -> None:
-        self._stream_to_policy: dict[str, PolicyPublished] = {}
+        self._stream_to_policy: RecentStreams[PolicyPublished] = RecentStreams()
 
     def update(self, policy: PolicyPublished) -> None:
         """Keep a policy unless a newer one of its stream is known."""
         known = self._stream_to_policy.get(policy.stream)
         if known is None or policy.version > known.version:
-            self._stream_to_policy[policy.stream] = policy
+            self._stream_to_policy.put(policy.stream, policy)
 
     def newest(self, stream: str) -> PolicyPublished | None:
         """Return the newest policy of a stream."""
@@ -108,8 +109,8 @@ class StreamPolicies:
         self._spec = spec
         self._worker_key = worker_key
         self._priors = StreamPriors()
-        self._stream_to_own: dict[str, _Own] = {}
-        self._stream_to_sequence: dict[str, int] = {}
+        self._stream_to_own: RecentStreams[_Own] = RecentStreams()
+        self._stream_to_sequence: RecentStreams[int] = RecentStreams()
         self._shared = SharedPrior()
         self._experts = StartExperts(spec)
 
@@ -146,7 +147,7 @@ class StreamPolicies:
 
     def emitted(self, stream: str, sequence: int) -> None:
         """Note the sequence of the newest event of a stream."""
-        self._stream_to_sequence[stream] = sequence
+        self._stream_to_sequence.put(stream, sequence)
 
     def finished(
         self,
@@ -166,7 +167,7 @@ class StreamPolicies:
         if start.mixed is not None:
             self._experts.learned(start.mixed, first_losses)
         if self._spec.scope != "request":
-            self._stream_to_own[stream] = _Own(start.policy, tuple(drafter_ids))
+            self._stream_to_own.put(stream, _Own(start.policy, tuple(drafter_ids)))
 
     def _carried(self, stream: str, drafter_ids: Sequence[str]) -> CompiledPolicy | None:
         own, published = self._stream_to_own.get(stream), self._priors.newest(stream)
@@ -179,7 +180,8 @@ class StreamPolicies:
 
     def _contains_all(self, published: PolicyPublished) -> bool:
         contained = published.watermark.worker_to_sequence.get(self._worker_key, -1)
-        return contained >= self._stream_to_sequence.get(published.stream, -1)
+        sequence = self._stream_to_sequence.get(published.stream)
+        return sequence is None or contained >= sequence
 
     def _policy_of(self, published: PolicyPublished) -> CompiledPolicy | None:
         try:

@@ -82,7 +82,9 @@ def estimate(settings: Settings, fleet: Fleet) -> Estimate:
         parquet_bytes_per_event=stored,
         parquet_bytes_per_file=per_file,
         parquet_bytes_per_day=per_day * stored + num_files * per_file,
-        feature_bytes_per_day=rows_per_day * fleet.content_share * fleet.hidden_size * 2,
+        feature_bytes_per_day=(
+            rows_per_day * fleet.content_share * settings.features.share * fleet.hidden_size * 2
+        ),
         num_partitions=num_partitions,
     )
 

@@ -56,9 +56,11 @@ class FeatureRecorder:
         max_bytes: Most bytes of recorded features to keep, >= 1; the oldest files go first.
         max_waiting_bytes: Most bytes recorded but not yet written; the oldest rows go first,
             as their events have been dropped or wait behind a log that does not answer.
+        share: Share of the segments that are recorded, in (0, 1]: evenly, the first among them.
         now: The clock that dates the folders, in UTC.
 
     Attributes:
+        num_left_out: Segments that were not of the share.
         num_recorded: Segments handed in with usable rows.
         num_written: Segments stored.
         num_refused: Segments with a value that is NaN or that float16 cannot hold.
@@ -74,13 +76,19 @@ class FeatureRecorder:
         worker_epoch: int,
         max_bytes: int,
         max_waiting_bytes: int = 256 * 2**20,
+        share: float = 1.0,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         checks.identifier("worker_id", worker_id)
         for name, value in (("max_bytes", max_bytes), ("max_waiting_bytes", max_waiting_bytes)):
             if value < 1:
                 raise ValueError(f"{name}={value} outside 1..")
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"share={share} outside (0, 1]")
         self._storage = Storage(root)
+        self._share = share
+        self._due = 1.0 - share
+        self.num_left_out = 0
         self._worker_id = worker_id
         self._worker_epoch = worker_epoch
         self._max_bytes = max_bytes
@@ -104,7 +112,8 @@ class FeatureRecorder:
             hidden: Last hidden states, shape (P, H), on any device and of any float type.
 
         Returns:
-            The reference, or None if float16 cannot hold a value (or one is NaN).
+            The reference, or None if the segment is not of the share, or float16 cannot hold a
+            value (or one is NaN).
 
         Raises:
             ValueError: If ``hidden`` is not two-dimensional.
@@ -113,6 +122,8 @@ class FeatureRecorder:
         if rows.ndim != 2:
             raise ValueError(f"hidden has shape {rows.shape}, expected (P, H)")
         with self._lock:
+            if not self._is_of_the_share():
+                return None
             if not np.isfinite(rows).all():
                 self.num_refused += 1
                 return None
@@ -124,6 +135,14 @@ class FeatureRecorder:
                 _, oldest = self._waiting.popitem(last=False)
                 self._waiting_bytes -= oldest.nbytes
             return reference
+
+    def _is_of_the_share(self) -> bool:
+        self._due += self._share
+        if self._due < 1.0:
+            self.num_left_out += 1
+            return False
+        self._due -= 1.0
+        return True
 
     def _reference(self, rows: NDArray[np.float16]) -> FeatureReference:
         date = self._now().date().isoformat()

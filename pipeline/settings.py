@@ -197,6 +197,8 @@ class FeatureSettings(Section):
     """Record the target's hidden states, which some drafters need to train."""
     max_bytes: int = Field(default=10 * 2**30, ge=1)
     """Bytes kept per worker; the oldest files are removed first."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the segments of consenting requests whose hidden states are recorded."""
 
 
 class Settings(Section):

@@ -226,6 +226,7 @@ def _feature_recorder(settings: Settings, epoch: int) -> FeatureRecorder | None:
         worker_id=settings.worker.worker_id,
         worker_epoch=epoch,
         max_bytes=settings.features.max_bytes,
+        share=settings.features.share,
     )
 
 

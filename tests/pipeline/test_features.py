@@ -350,3 +350,25 @@ def test_any_finite_rows_come_back_bit_for_bit(
     rec.prepare([event_with(replace(reference, num_rows=NUM_ROWS))])
     rows = RecordedFeatures(root).read(reference)
     assert rows.astype(np.float16).tobytes() == hidden.tobytes()
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 20), (0.25, 5), (0.6, 12)])
+def test_a_share_of_the_segments_is_recorded_evenly(
+    tmp_path: Path, share: float, expected: int
+) -> None:
+    recorder = FeatureRecorder(
+        str(tmp_path), worker_id="worker-0", worker_epoch=1, max_bytes=2**20, share=share
+    )
+    found = [recorder.record(np.ones((2, 3), np.float32)) is not None for _ in range(20)]
+    assert found[0]
+    assert sum(found) == expected == recorder.num_recorded
+    assert recorder.num_left_out == 20 - expected
+    assert abs(sum(found[:10]) - sum(found[10:])) <= 1
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, float("nan")])
+def test_invalid_shares_are_refused(tmp_path: Path, share: float) -> None:
+    with pytest.raises(ValueError, match="share="):
+        FeatureRecorder(
+            str(tmp_path), worker_id="worker-0", worker_epoch=1, max_bytes=1, share=share
+        )
