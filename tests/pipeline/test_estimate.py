@@ -14,7 +14,7 @@ from pipeline.estimate import Fleet, estimate
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import Message
 from pipeline.pool_settings import DrafterSettings
-from pipeline.settings import EventLogSettings, Settings, WorkerSettings
+from pipeline.settings import EventLogSettings, FeatureSettings, Settings, WorkerSettings
 from schemas.codec import encode
 from schemas.events import VerificationEvent
 from tests.inference.segments import drafters_of
@@ -135,4 +135,6 @@ def test_features_and_partitions_follow_the_traffic() -> None:
     found = estimate(Settings(), fleet)
     assert found.feature_bytes_per_day == 50 * 86_400 * 300 * 0.5 * 576 * 2
     assert found.num_partitions == 3
+    a_tenth = estimate(Settings(features=FeatureSettings(share=0.1)), fleet)
+    assert a_tenth.feature_bytes_per_day == pytest.approx(0.1 * found.feature_bytes_per_day)
     assert estimate(Settings(), Fleet(requests_per_second=0.1)).num_partitions == 1
