@@ -1,4 +1,4 @@
-"""The benchmarks that need something beside: a broker, or vLLM in its own environment."""
+"""More benchmarks: the pipeline on a broker, vLLM in its own environment, and learning."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ def add_bench_commands(bench: typer.Typer) -> None:
         "vllm",
         epilog="Example: [bold]draftloop bench vllm --quick --json vllm.json[/bold]",
     )(bench_vllm)
+    bench.command(
+        "learning",
+        epilog="Example: [bold]draftloop bench learning --quick --json learning.json[/bold]",
+    )(bench_learning)
     bench.command("scaling", epilog="Example: [bold]draftloop bench scaling --json s.json[/bold]")(
         bench_scaling
     )
@@ -205,5 +209,43 @@ def bench_outage(
     run_outage_bench(
         OutageBench(outage_seconds=outage_seconds, steady_seconds=steady_seconds),
         json_file=json_file,
+        console=Console(),
+    )
+
+
+def bench_learning(
+    data: Annotated[Path, typer.Option(help="Folder of the prompt sets.")] = Path("../shared/data"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and shorter streams: minutes, not an hour.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Runs that are made at a time.")] = 2,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw acceptance along the streams to this PNG file.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
+    ] = None,
+) -> None:
+    """Compare heads that learn online with a well-trained one that does not, on real traffic.
+
+    Answers, the static head and every finished run are kept in the cache: a benchmark that was
+    interrupted goes on where it was.
+    """
+    from dataclasses import replace
+
+    from pipeline.bench_learning import QUICK, LearningBench, run_learning_bench
+    from pipeline.settings import load_settings
+
+    bench = QUICK if quick else LearningBench()
+    run_learning_bench(
+        load_settings(config),
+        data,
+        replace(bench, num_processes=processes),
+        json_file=json_file,
+        picture=picture,
         console=Console(),
     )
