@@ -4,8 +4,9 @@
 over, select, record, write), over the time of its rounds, alone on the server.
 ``tokens_per_second_ratio`` is the throughput of eight clients at once over that of one client,
 whose requests follow one another. Both are played for the same requests, one after the other and in
-alternating order, so that a noisy machine disturbs both alike; every play is a stream of its own,
-so that none learns from another. The clients are a process of their own.
+alternating order, so that a noisy machine disturbs both alike; every request is a stream of its
+own, so that what selection and drafters learn from one request helps none of the others, which
+would favour whoever comes later. The clients are a process of their own.
 
 Wall times of a machine that does other things as well say little; ``overhead_cpu_share`` is the
 processor time of all other threads of the server over that of the thread that decodes.
@@ -94,17 +95,17 @@ def run_serving_bench(
 def _requests(
     ready: Served, bench: ServingBench, prompts: Iterator[str]
 ) -> Callable[[str], list[dict[str, Any]]]:
-    """Return the next block of requests, as a function of the stream that they are played in."""
+    """Return the next block of requests, as a function of what their streams are called."""
     chosen = list(itertools.islice(prompts, NUM_CLIENTS))
     return lambda stream: [
         {
-            "model": f"{ready.options.model_name}:{stream}",
+            "model": f"{ready.options.model_name}:{stream}-{place}",
             "prompt": prompt,
             "max_tokens": bench.max_tokens,
             "min_tokens": bench.max_tokens,
             "temperature": 0,
         }
-        for prompt in chosen
+        for place, prompt in enumerate(chosen)
     ]
 
 

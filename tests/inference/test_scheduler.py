@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from inference.drafters.nothing import NothingDrafter
 from inference.recording import Round
 from inference.sampling import SamplingParams
-from inference.scheduler import NotServingError, Progress, QueueFullError, Scheduler
+from inference.scheduler import NotServingError, Progress, QueueFullError, Scheduler, Ticket
 from inference.worker import Completion, Request, Worker
 from schemas.events import FinishReason
 from tests.inference import fakes
@@ -107,6 +108,28 @@ def test_a_newcomer_waits_one_round_of_every_other() -> None:
         scheduler.submit(request_of([1, 2], GREEDY), bring)
         wait_until(lambda: first.is_over and second.is_over)
     assert order[5:9] in (["second", "first"] * 2, ["first", "second"] * 2)
+
+
+class Watched(deque[Ticket]):
+    """Counts how often something leaves: between two rounds nothing may, even for a moment."""
+
+    num_removed = 0
+
+    def popleft(self) -> Ticket:
+        """Count, too."""
+        self.num_removed += 1
+        return super().popleft()
+
+
+def test_a_request_at_work_is_never_counted_as_gone() -> None:
+    told, watched = Told([], "it"), Watched()
+    with started(new_worker(tiny_llama(1), [NothingDrafter()], Outbox())) as scheduler:
+        scheduler._running = watched
+        scheduler.start()
+        scheduler.submit(request_of([1, 2], GREEDY), told)
+        wait_until(lambda: told.is_over and scheduler.num_running == 0)
+    assert len(told.progress) == 24
+    assert watched.num_removed == 1
 
 
 def test_an_aborted_request_stops_within_one_round_and_says_so() -> None:
