@@ -9,6 +9,7 @@ all below it are stored: losing it costs time, not correctness.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,18 +29,23 @@ class LearnerSettings:
     Attributes:
         learner_id: Names this learner in the policies.
         publish_every_events: Publish at least once per so many events, >= 1.
+        publish_seconds: Publish what was learned so long ago, even while events keep coming, >= 0.
+            Each publication waits for the broker, so it bounds the share of time that is waited.
         poll_seconds: Longest wait for the next event.
         streams: How events become the state of a stream.
     """
 
     learner_id: str = "learner"
-    publish_every_events: int = 100
+    publish_every_events: int = 1000
+    publish_seconds: float = 0.1
     poll_seconds: float = 0.5
     streams: StreamSettings = field(default_factory=StreamSettings)
 
     def __post_init__(self) -> None:
         if self.publish_every_events < 1:
             raise ValueError(f"publish_every_events={self.publish_every_events}, expected >= 1")
+        if not self.publish_seconds >= 0.0:
+            raise ValueError(f"publish_seconds={self.publish_seconds}, expected >= 0")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,6 +86,7 @@ class PolicyLearner:
         now: Returns the time in UTC, for the policies' ``produced_at``.
         trainer: Trains drafters from the same events, if given.
         refused: Keeps events that could not be learned; else they are counted and logged.
+        clock: Returns monotonic seconds, for the cadence of publication.
     """
 
     def __init__(
@@ -91,11 +98,13 @@ class PolicyLearner:
         now: Callable[[], datetime],
         trainer: Trainer | None = None,
         refused: RefusedEvents | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._board = board
         self._settings = settings
         self._now = now
+        self._clock = clock
         self._trainer = trainer
         self._refused = refused
         self._stream_to_state: dict[str, StreamState] = {}
@@ -103,6 +112,7 @@ class PolicyLearner:
         self._committed: dict[int, int] = {}
         self._unpublished_streams: set[str] = set()
         self._num_unpublished_events = 0
+        self._unpublished_since = 0.0
         self._calibration = CalibrationMonitor()
         self.counts = LearnerCounts()
 
@@ -121,14 +131,31 @@ class PolicyLearner:
         self._source.listen(self)
         self.resume()
         while not stop():
-            for received in self._source.poll(self._settings.poll_seconds):
+            arrived = self._source.poll(self._longest_wait_seconds())
+            for received in arrived:
                 self.learn_one(received)
                 self._train(received)
-                if self._num_unpublished_events >= self._settings.publish_every_events:
+                if self._is_due():
                     self.publish()
                 if stop():
                     break
-            self.publish()
+            if not arrived or self._is_due():
+                self.publish()
+        self.publish()
+
+    def _is_due(self) -> bool:
+        """Tell whether there is as much to publish, or for as long, as there may be."""
+        if self._num_unpublished_events >= self._settings.publish_every_events:
+            return True
+        return self.has_unpublished and self._seconds_to_publish() <= 0.0
+
+    def _longest_wait_seconds(self) -> float:
+        if not self.has_unpublished:
+            return self._settings.poll_seconds
+        return min(max(self._seconds_to_publish(), 0.0), self._settings.poll_seconds)
+
+    def _seconds_to_publish(self) -> float:
+        return self._unpublished_since + self._settings.publish_seconds - self._clock()
 
     def resume(self) -> None:
         """Take the published state for one's own and seek to where it ends.
@@ -189,6 +216,8 @@ class PolicyLearner:
             self.counts.num_contained += 1
             return Standing.CONTAINED
         self._partition_to_position[received.partition] = received.offset + 1
+        if not self._num_unpublished_events:
+            self._unpublished_since = self._clock()
         self._num_unpublished_events += 1
         try:
             return self._learn(received)

@@ -210,7 +210,7 @@ def _learn(connection: Connection, servers: str) -> None:
         learner = PolicyLearner(
             source,
             LogPolicyBoard(log, source="bench"),
-            LearnerSettings(publish_every_events=200, poll_seconds=0.02),
+            LearnerSettings(),
             now=lambda: datetime.now(UTC),
         )
         stop = threading.Event()

@@ -160,8 +160,10 @@ class LearnerSettings(Section):
     """Weight updates after each event with content; 0 = learn selection only."""
     batch_size: int = Field(default=256, ge=1, le=1_000_000)
     """Positions per weight update."""
-    publish_policy_every_events: int = Field(default=1, ge=1)
-    """Events of a stream between two published policies."""
+    publish_policy_every_events: int = Field(default=1000, ge=1)
+    """Most events that are learned before the policies they changed are published."""
+    publish_policy_every_seconds: float = Field(default=0.1, ge=0.0)
+    """Longest that a changed policy waits while events keep coming; when none come, it does not."""
     publish_weights_every_events: int = Field(default=2, ge=1)
     """Events between two released versions of a drafter's weights."""
     draft_vocabulary_size: int = Field(default=8192, ge=1)

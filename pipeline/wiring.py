@@ -279,6 +279,7 @@ def build_learner(
         LearnerSettings(
             learner_id=one.learner_id,
             publish_every_events=one.publish_policy_every_events,
+            publish_seconds=one.publish_policy_every_seconds,
             streams=StreamSettings(policy=parse_policy(settings.worker.policy)),
         ),
         now=utc_now,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 
 import numpy as np
 import pytest
@@ -39,12 +40,17 @@ def learner_of(
     generator: np.random.Generator,
     *,
     publish_every_events: int = 100,
+    publish_seconds: float = 0.1,
     redeliver: float = 0.0,
     trainer: FakeTrainer | None = None,
 ) -> tuple[PolicyLearner, FakeEventSource]:
+    """Return a learner whose clock goes on by 0.02 s whenever it is looked at."""
     source = FakeEventSource(log, generator, redeliver=redeliver)
-    settings = LearnerSettings(publish_every_events=publish_every_events)
-    learner = PolicyLearner(source, board, settings, now=lambda: NOW, trainer=trainer)
+    settings = LearnerSettings(
+        publish_every_events=publish_every_events, publish_seconds=publish_seconds
+    )
+    clock = count(0.0, 0.02).__next__
+    learner = PolicyLearner(source, board, settings, now=lambda: NOW, trainer=trainer, clock=clock)
     return learner, source
 
 
@@ -96,6 +102,30 @@ def assert_same_policies(
             replace(policy, produced_at=NOW), replace(expected[policy.stream], produced_at=NOW)
         )
         assert difference is None, f"{policy.stream}: {difference}"
+
+
+def num_published(publish_every_events: int, publish_seconds: float) -> int:
+    """Return how often one stream of 40 events was published."""
+    board = FakePolicyBoard()
+    log = FakeEventLog.of({0: [make_event(sequence=s, num_windows=0) for s in range(40)]})
+    learner, source = learner_of(
+        log,
+        board,
+        np.random.default_rng(0),
+        publish_every_events=publish_every_events,
+        publish_seconds=publish_seconds,
+    )
+    learner.run(lambda: source.is_drained)
+    assert board.read_all()[0].version == 40
+    return board.num_published
+
+
+def test_policies_wait_for_events_and_seconds_but_not_while_nothing_comes() -> None:
+    assert num_published(10_000, 0.0) == 40
+    assert num_published(1, 1e9) == 40
+    only_when_idle = num_published(10_000, 1e9)
+    assert 1 <= only_when_idle < num_published(10_000, 0.1) < 40
+    assert only_when_idle < num_published(5, 1e9) < 40
 
 
 def test_a_learner_tells_whether_all_it_has_read_is_published() -> None:
@@ -318,6 +348,8 @@ def test_invalid_policy_of_another_layout_is_refused() -> None:
 def test_invalid_cadence_is_refused() -> None:
     with pytest.raises(ValueError, match="publish_every_events=0"):
         LearnerSettings(publish_every_events=0)
+    with pytest.raises(ValueError, match="publish_seconds=nan"):
+        LearnerSettings(publish_seconds=float("nan"))
 
 
 def test_new_weights_keep_the_history_and_show_their_version() -> None:
