@@ -41,18 +41,15 @@ enabled = true
 """
 
 
-def learned_releases(settings: Settings) -> list[str]:
-    """Return the heads whose live version is not the untrained one that they began with."""
+def learned_states(settings: Settings) -> set[str]:
+    """Return the states of all versions but the untrained ones that heads begin with."""
     try:
         with bare_log(settings) as log:
-            releases = LogReleaseBoard(log, source="test").read_all()
+            board = LogReleaseBoard(log, source="test")
+            releases = [*board.read_all(), *board.read_beside()]
     except (sqlite3.OperationalError, EventLogError):
-        return []
-    return [
-        f"{one.drafter_id} version {one.version}"
-        for one in releases
-        if one.version > 0 and one.state is ReleaseState.LIVE
-    ]
+        return set()
+    return {one.state.value for one in releases if one.version > 0}
 
 
 def ask(port: int, prompt: str) -> None:
@@ -87,7 +84,8 @@ def test_up_has_a_learned_release_soon_after_nothing(
     config.write_text(SETTINGS.format(folder=tmp_path, port=port))
     settings = load_settings(config)
     prompts = itertools.cycle([one.text for one in read_prompts(None)])
-    began, num_answers, seconds_to_ready = time.monotonic(), 0, 0.0
+    began, num_answers = time.monotonic(), 0
+    first_seconds: dict[str, float] = {}
     with (tmp_path / "up.log").open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "pipeline.cli", "up", "--config", str(config)],
@@ -95,22 +93,23 @@ def test_up_has_a_learned_release_soon_after_nothing(
             stderr=subprocess.STDOUT,
         )
     try:
-        while not (found := learned_releases(settings)):
+        while ReleaseState.LIVE.value not in first_seconds:
+            for state in learned_states(settings):
+                first_seconds.setdefault(state, time.monotonic() - began)
             assert time.monotonic() - began < most_seconds, (tmp_path / "up.log").read_text()
             try:
                 ask(port, next(prompts))
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
                 continue
-            seconds_to_ready = seconds_to_ready or time.monotonic() - began
+            first_seconds.setdefault("answered", time.monotonic() - began)
             num_answers += 1
     finally:
-        seconds = time.monotonic() - began
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
     assert status == 0
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(  # noqa: T201  # the figure is what the test is run for
-        f"{seconds:.0f} s to {found[0]}, first answer after {seconds_to_ready:.0f} s, "
-        f"{num_answers} answers, {used.ru_utime + used.ru_stime:.0f} s of processor time"
-    )
+    shown = ", ".join(f"{what} after {seconds:.0f} s" for what, seconds in first_seconds.items())
+    processor_seconds = used.ru_utime + used.ru_stime
+    # The figure is what the test is run for.
+    print(f"{shown}; {num_answers} answers, {processor_seconds:.0f} s of processor time")  # noqa: T201
