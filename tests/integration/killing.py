@@ -27,7 +27,7 @@ from schemas.topics import VERIFICATION_EVENTS
 from tests.learner.fakes import PlacedEvent
 from tests.schemas.builders import make_event
 
-MOST_SECONDS_WAITING = 60.0
+MOST_SECONDS_WAITING = 120.0
 SECONDS_BETWEEN_EVENTS = 0.01
 
 
