@@ -159,6 +159,8 @@ class BatchDrafter:
                 self.reporting.renew(drafter)
                 lent = drafter if isinstance(drafter, HydraDrafter) else None
                 self.heads.renew(drafter.version.drafter_id, lent)
+            for request in self.book.requests:
+                request.recorder.is_dense = not self.heads.has_any
 
     def _rows(
         self,
@@ -210,6 +212,7 @@ class BatchDrafter:
             lookup=lookup,
             has_content=stream in options.consenting_streams,
         )
+        recorder.is_dense = not self.heads.has_any
         heads = RowHeads.fresh(self.heads.num_heads)
         request = RequestRow(key, stream, known, lookup, recorder, heads)
         self.book.add(request)

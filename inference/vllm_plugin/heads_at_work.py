@@ -77,6 +77,11 @@ class HeadsAtWork:
         """M, released or not."""
         return len(self.records)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a head is in force."""
+        return any(one.drafter is not None for one in self.records)
+
     def knows(self, drafter_id: str, pool: Sequence[PoolMember]) -> bool:
         """Tell whether a drafter is one of the heads."""
         for index, place in enumerate(self.places):

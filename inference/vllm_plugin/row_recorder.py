@@ -68,7 +68,7 @@ class _Segment:
 class RowRecorder:
     """Collects the rounds of one request and cuts them into events.
 
-    Windows are scored at every position if the pool has no head, and otherwise where the step's
+    Windows are scored at every position while no head is in force, and otherwise where the step's
     coin said so (``score_at``), which was tossed before the draft was known.
 
     Args:
@@ -77,6 +77,9 @@ class RowRecorder:
         request: What vLLM knows of it.
         lookup: Its tokens and what was proposed for them.
         has_content: Whether tokens may be reported.
+
+    Attributes:
+        is_dense: Whether windows are scored at every position; changed between segments alone.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class RowRecorder:
         self._is_scored = not request.is_constrained
         self._lookup = lookup
         self.has_content = has_content
+        self.is_dense = True
         self.num_prompt_tokens = lookup.num_tokens
         self._segment = _Segment(self.num_prompt_tokens)
         self._segment_index = 0
@@ -195,7 +199,7 @@ class RowRecorder:
     def _starts(self, stop: int) -> NDArray[np.int64]:
         if not self._is_scored or not self._facts.num_levels:
             return np.empty(0, np.int64)
-        if not self._facts.head_places:
+        if self.is_dense:
             return np.arange(self._next_window, max(stop, self._next_window))
         chosen = sorted(start for start in self._start_to_heads if start < stop)
         return np.array(chosen, dtype=np.int64)
@@ -204,7 +208,7 @@ class RowRecorder:
         """Return whether each drafter's token was the one emitted, float16 (W, K, N)."""
         facts, tokens = self._facts, self._lookup.tokens
         shape = (len(starts), facts.num_levels, facts.num_drafters)
-        # Who proposes nothing is never accepted; only the heads may not have been asked.
+        # Who proposes nothing is never accepted; only heads in force may not have been asked.
         agrees = np.zeros(shape, dtype=np.float16)
         positions = np.minimum(starts[:, None] + np.arange(facts.num_levels), end - 1)
         emitted = tokens[positions]
@@ -213,7 +217,7 @@ class RowRecorder:
             place = facts.lookup_places[lookup]
             if place >= 0:
                 agrees[..., place] = proposed[:, lookup] == emitted
-        if len(starts) and facts.head_places:
+        if len(starts) and not self.is_dense:
             heads = np.stack([self._start_to_heads.pop(start) for start in starts.tolist()])
             for index, place in enumerate(facts.head_places):
                 was_asked = heads[:, index, :1] != NO_TOKEN

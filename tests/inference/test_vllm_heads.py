@@ -73,6 +73,19 @@ def test_a_head_before_its_first_release_is_never_asked(kept: Kept) -> None:
     assert played(kept, 3) == 0.0
 
 
+def test_before_the_first_release_every_window_is_scored_and_heads_propose_nothing(
+    kept: Kept,
+) -> None:
+    batch, engine = fresh_engine(kept)
+    engine.add("a", [1], 20)
+    engine.run()
+    batch.close()
+    (event,) = kept.of_request("a")
+    assert event.windows.start.tolist() == list(range(2, 20))
+    heads = event.windows.realised_acceptance[..., 3]
+    assert not heads[~np.isnan(heads)].any()
+
+
 def test_a_head_that_knows_drafts_where_lookups_cannot(kept: Kept) -> None:
     kept.waiting = [head(RIGHT)]
     batch, engine = fresh_engine(kept)
