@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.export_formats import ExportFormat
+
 if TYPE_CHECKING:
     from pipeline.drafter_versions import DrafterVersions, VersionRow
 
@@ -100,11 +102,17 @@ def export(
     drafter_id: DrafterArgument,
     version: VersionArgument,
     folder: Annotated[Path, typer.Argument(help="New folder for the version.")],
+    layout: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format", help="draftloop comes back by import; eagle3 is for vLLM, SGLang."
+        ),
+    ] = ExportFormat.DRAFTLOOP,
     config: ConfigOption = None,
 ) -> None:
     """Copy a version to a folder, with its config and the state of its training."""
     with _versions(config) as versions:
-        files = versions.export(drafter_id, version, folder)
+        files = versions.export(drafter_id, version, folder, layout)
     for path in files:
         Console().print(str(path), highlight=False, soft_wrap=True)
 

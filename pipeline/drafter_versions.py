@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from learner.lifecycle import refuse_transition
 from learner.ports import ReleaseBoard
 from learner.release_desk import ON_TRIAL
+from pipeline.export_formats import ExportFormat, refuse_eagle3
 from pipeline.registry import ArtifactError, DrafterRegistry, Json
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 
@@ -153,16 +154,27 @@ class DrafterVersions:
             self._board.publish_beside(self._changed(beside, ReleaseState.RETIRED, reason))
         return own.version
 
-    def export(self, drafter_id: str, version: int, folder: Path) -> list[Path]:
+    def export(
+        self,
+        drafter_id: str,
+        version: int,
+        folder: Path,
+        layout: ExportFormat = ExportFormat.DRAFTLOOP,
+    ) -> list[Path]:
         """Copy a version, checked, with everything that training needs, to a new folder.
 
         Raises:
             DrafterVersionError: If the folder exists and is not empty.
+            ExportFormatError: If the version cannot take the layout; then nothing is written.
             ArtifactError: If the version is not stored, or damaged.
         """
         if folder.exists() and any(folder.iterdir()):
             raise DrafterVersionError(f"{folder}: not empty, name a folder that does not exist")
-        files = self._registry.files(self._registry.find(drafter_id, version))
+        stored = self._registry.find(drafter_id, version)
+        if layout is ExportFormat.EAGLE3:
+            config = self._registry.read_config(stored.uri, manifest_sha256=stored.manifest_sha256)
+            refuse_eagle3(drafter_id, version, str(config.get("architecture", "of no known kind")))
+        files = self._registry.files(stored)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)

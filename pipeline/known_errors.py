@@ -16,6 +16,7 @@ from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
 from pipeline.drafter_versions import DrafterVersionError
 from pipeline.eventlog.ports import EventLogError
+from pipeline.export_formats import ExportFormatError
 from pipeline.health import NotHealthyError
 from pipeline.json_files import OutputError
 from pipeline.local_broker import BenchError, NoBrokerError
@@ -35,6 +36,7 @@ KNOWN_ERRORS = (
     DemoError,
     DrafterVersionError,
     EventLogError,
+    ExportFormatError,
     FencedError,
     LockError,
     ModelFilesError,
