@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipeline.cli_bench import add_bench_commands
+from pipeline.cli_data import add_data_commands
 from pipeline.cli_drafters import drafters
 from pipeline.cli_serving import add_bench, add_commands
 from pipeline.cli_topics import topics
@@ -376,6 +377,7 @@ def _settings(config: Path | None) -> Settings:
 
 
 add_commands(app)
+add_data_commands(app)
 add_bench(bench)
 
 

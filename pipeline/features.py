@@ -24,11 +24,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from pipeline.storage import ArtifactError, Storage
+from pipeline.storage import FEATURES_FOLDER, ArtifactError, Storage
 from schemas import checks
 from schemas.events import FeatureReference, VerificationEvent
 
-FOLDER = "features"
 TENSOR = "hidden"
 _ROW_DTYPE = np.dtype("<f2")
 
@@ -148,7 +147,7 @@ class FeatureRecorder:
         date = self._now().date().isoformat()
         name = f"{self._worker_epoch:020d}-{self.num_recorded:012d}.safetensors"
         return FeatureReference(
-            uri=f"{FOLDER}/{date}/{self._worker_id}/{name}",
+            uri=f"{FEATURES_FOLDER}/{date}/{self._worker_id}/{name}",
             first_row=0,
             num_rows=rows.shape[0],
             sha256=_digest(rows),
@@ -187,7 +186,9 @@ class FeatureRecorder:
     def _make_room(self, stored: deque[_StoredFile], size_bytes: int) -> None:
         if size_bytes > self._max_bytes:
             raise ArtifactError(
-                FOLDER, found=f"{size_bytes} bytes", expected=f"at most {self._max_bytes} bytes"
+                FEATURES_FOLDER,
+                found=f"{size_bytes} bytes",
+                expected=f"at most {self._max_bytes} bytes",
             )
         while stored and self._stored_bytes + size_bytes > self._max_bytes:
             oldest = stored[0]
@@ -200,7 +201,8 @@ class FeatureRecorder:
         """List this worker's files once, oldest first: their padded names sort by age."""
         if self._stored is None:
             folders = [
-                f"{FOLDER}/{date}/{self._worker_id}" for date in self._storage.children(FOLDER)
+                f"{FEATURES_FOLDER}/{date}/{self._worker_id}"
+                for date in self._storage.children(FEATURES_FOLDER)
             ]
             for folder in folders:
                 self._storage.delete_leftovers(folder)

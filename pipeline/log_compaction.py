@@ -17,7 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.log_files import EVENTS_FOLDER, LogFile, publish_log_file
+from pipeline.locks import LockError
+from pipeline.log_files import EVENTS_FOLDER, LogFile, publish_log_file, rewriting
 
 SHORT_BYTES = 4 * 2**20
 """A file below this is short."""
@@ -54,6 +55,8 @@ class _Stored:
 def compact_log(data_folder: Path, topic: str, now: datetime) -> Compaction:
     """Merge short files of hours that are over, and remove what longer files cover.
 
+    While rows are being deleted nothing is merged: the next run does it.
+
     Args:
         data_folder: Holds ``events/``.
         topic: Whose files.
@@ -62,6 +65,15 @@ def compact_log(data_folder: Path, topic: str, now: datetime) -> Compaction:
     Raises:
         OSError: If a file could not be written or removed; call again, nothing is lost.
     """
+    try:
+        with rewriting(data_folder):
+            return _compact(data_folder, topic, now)
+    except LockError as error:
+        logger.warning("compaction left out: %s", error)
+        return Compaction(num_merged=0, num_written=0, num_removed=0)
+
+
+def _compact(data_folder: Path, topic: str, now: datetime) -> Compaction:
     num_merged = num_written = num_removed = 0
     for folder in sorted((data_folder / EVENTS_FOLDER).glob("date=*/hour=*")):
         if not _is_settled(folder, now):

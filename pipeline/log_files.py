@@ -7,16 +7,19 @@ A file is ``<topic>-<partition>-<first offset>-<last offset>.parquet`` in the fo
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
 
+from pipeline.locks import only_one
 from schemas.arrow import write_table
 
 EVENTS_FOLDER = "events"
@@ -59,21 +62,56 @@ def hour_folder(data_folder: Path, first_event_at: datetime) -> Path:
     return data_folder / EVENTS_FOLDER / day / f"hour={first_event_at:%H}"
 
 
+def hour_of(path: Path) -> datetime | None:
+    """Return when the hour of a file's folder begins (UTC), or None if it is in no such folder."""
+    day, hour = path.parent.parent.name.removeprefix("date="), path.parent.name
+    try:
+        begun = datetime.fromisoformat(day).replace(hour=int(hour.removeprefix("hour=")))
+    except ValueError:
+        return None
+    return begun.replace(tzinfo=UTC)
+
+
+def log_paths(data_folder: Path, topic: str) -> list[Path]:
+    """Return where the finished files of a topic are, in the order of their paths."""
+    found = ((path, LogFile.parse(path.name)) for path in _parquet_files(data_folder))
+    return sorted(path for path, file in found if file is not None and file.topic == topic)
+
+
 def log_files(data_folder: Path, topic: str) -> list[LogFile]:
     """Return the finished files of a topic, by partition and offset."""
     found = (LogFile.parse(path.name) for path in _parquet_files(data_folder))
     return sorted(file for file in found if file is not None and file.topic == topic)
 
 
-def remove_unfinished(data_folder: Path, topic: str) -> int:
-    """Remove what writers of this topic left behind when they died; return how many files."""
+def remove_unfinished(data_folder: Path, topic: str, *, before: float = math.inf) -> int:
+    """Remove what writers of this topic left behind when they died; return how many files.
+
+    Args:
+        data_folder: Holds ``events/``.
+        topic: Whose files.
+        before: Only what was last written before this time (Unix seconds): where writers are at
+            work, that nobody can be writing any more.
+    """
     num_removed = 0
     for path in _parquet_files(data_folder):
         file = LogFile.parse(path.name.removeprefix(UNFINISHED))
-        if path.name.startswith(UNFINISHED) and file is not None and file.topic == topic:
-            path.unlink()
-            num_removed += 1
+        if not path.name.startswith(UNFINISHED) or file is None or file.topic != topic:
+            continue
+        with suppress(FileNotFoundError):  # Whoever was writing it has just finished.
+            if path.stat().st_mtime < before:
+                path.unlink()
+                num_removed += 1
     return num_removed
+
+
+def rewriting(data_folder: Path) -> AbstractContextManager[None]:
+    """Hold the log for one that replaces files: a merged file must not bring deleted rows back.
+
+    Raises:
+        LockError: If files are being merged or rewritten already.
+    """
+    return only_one(data_folder, "rewriting of the log", cure="run this again when it is done")
 
 
 def publish_log_file(folder: Path, file: LogFile, table: pa.Table) -> Path:

@@ -1,4 +1,4 @@
-"""Jobs by the clock, in a process of their own: refresh the heads, compact the log, report regret.
+"""Jobs by the clock, in a process of their own: refresh heads, keep the log in order, report.
 
 Every job may be run again at any time: what is contained in released weights is not trained on
 twice, what is merged is not merged again. Times are UTC, so no hour is skipped or comes twice.
@@ -209,6 +209,7 @@ def name_to_job(settings: Settings) -> dict[str, Job]:
         "refresh": lambda must_end: refresh(settings, must_end),
         "compact": lambda must_end: _compact(settings),
         "report": lambda must_end: _report(settings),
+        "retention": lambda must_end: _retain(settings, must_end),
     }
 
 
@@ -260,6 +261,13 @@ def _compact(settings: Settings) -> None:
 
     done = compact_log(settings.data, VERIFICATION_EVENTS, utc_now())
     logger.info("%d files merged into %d", done.num_merged, done.num_written)
+
+
+def _retain(settings: Settings, must_end: Callable[[], bool]) -> None:
+    from pipeline.retention import retain
+    from pipeline.wiring import utc_now
+
+    retain(settings, utc_now(), must_end)
 
 
 def _report(settings: Settings) -> None:

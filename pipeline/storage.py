@@ -26,6 +26,9 @@ from schemas import checks
 from schemas.errors import ContractError
 
 READ_ONLY = 0o444
+FEATURES_FOLDER = "features"
+"""Holds a folder per day of recorded hidden states (``pipeline.features``)."""
+
 LEFTOVER_SECONDS = 3600.0
 """No write takes this long, so a temporary name older than this was left behind by a crash."""
 
@@ -211,8 +214,13 @@ class Storage:
             if self._filesystem.exists(path):
                 self._filesystem.rm_file(path)
 
-    def delete_folder(self, reference: str, *, visible_by: str) -> None:
-        """Delete a published folder; readers see all of it or none of it."""
+    def delete_folder(self, reference: str, *, visible_by: str | None) -> None:
+        """Delete a folder; readers see all of it or none of it.
+
+        Args:
+            reference: The folder.
+            visible_by: The file that makes it count as published; None = each file is by itself.
+        """
         path = self.resolve(reference)
         with _refusals(path, "a deletable folder"):
             if self.is_local:
@@ -220,7 +228,8 @@ class Storage:
                 Path(path).rename(hidden)
                 shutil.rmtree(hidden)
             else:
-                self._filesystem.rm_file(f"{path}/{visible_by}")
+                if visible_by is not None:
+                    self._filesystem.rm_file(f"{path}/{visible_by}")
                 if self._filesystem.exists(path):
                     self._filesystem.rm(path, recursive=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,7 @@ from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import Message
 from schemas.arrow import LoggedEvent, events_from_table, read_table, write_table
 from schemas.codec import encode
+from schemas.events import FeatureReference, VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 from tests.schemas.builders import make_event
 
@@ -50,6 +52,16 @@ def append_events(
     events = [make_event(sequence=n, stream=stream) for n in range(first, first + count)]
     messages = [Message(key=stream.encode(), value=encode(event)) for event in events]
     return log.append(TOPIC, messages)[0][0]
+
+
+def event_with_features(uri: str, *, sequence: int, stream: str) -> VerificationEvent:
+    """Build an event that says its hidden states are there."""
+    event = make_event(sequence=sequence, stream=stream, with_content=True)
+    assert event.content is not None
+    reference = FeatureReference(
+        uri=uri, first_row=0, num_rows=event.num_positions, sha256="0" * 64
+    )
+    return replace(event, content=replace(event.content, features=reference))
 
 
 def parquet_paths(folder: Path) -> list[Path]:

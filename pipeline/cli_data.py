@@ -1,0 +1,80 @@
+"""``draftloop delete``: what has been stored of a stream goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from pipeline.log_rewriting import StreamDeletion
+
+
+def add_data_commands(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command(
+        epilog="Example: [bold]draftloop delete --stream tenant-7 --dry-run[/bold] says how much."
+    )(delete)
+
+
+def delete(
+    stream: Annotated[
+        list[str], typer.Option("--stream", help="Id of a stream; repeat for more of them.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, delete nothing.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
+    ] = None,
+) -> None:
+    """Delete a stream's rows of the Parquet log, and its recorded hidden states.
+
+    Services may run meanwhile. It ends with status 1 if a file cannot be read.
+    """
+    from rich.progress import track
+
+    from pipeline.json_files import OutputError, write_json
+    from pipeline.log_rewriting import delete_streams
+    from pipeline.settings import load_settings
+    from schemas.topics import VERIFICATION_EVENTS
+
+    bar = Console(stderr=True)
+
+    def through(paths: Sequence[Path]) -> Iterable[Path]:
+        return track(paths, "files of the log", console=bar, disable=not bar.is_terminal)
+
+    data = load_settings(config).data
+    try:
+        done = delete_streams(
+            data, VERIFICATION_EVENTS, stream, is_dry_run=dry_run, through=through
+        )
+    except OSError as error:
+        raise OutputError(f"{data}: {error}; what is deleted stays so, run it again") from error
+    if json_file is not None:
+        write_json(json_file, {"streams": stream, "is_dry_run": dry_run, **asdict(done)})
+    _tell(Console(), done, is_dry_run=dry_run)
+    if done.unreadable:
+        raise typer.Exit(1)
+
+
+def _tell(console: Console, done: StreamDeletion, *, is_dry_run: bool) -> None:
+    console.print(
+        f"{'would delete' if is_dry_run else 'deleted'} {done.num_rows} rows in {done.num_files} "
+        f"files of events, and {done.num_feature_files} files of hidden states; events that are "
+        "not archived yet come later: run it again then, or set schedule.deleted_streams",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for name in done.unreadable:
+        console.print(
+            f"{name} cannot be read and may hold rows of it: remove or restore it, and run again",
+            highlight=False,
+            soft_wrap=True,
+        )
