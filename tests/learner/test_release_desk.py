@@ -201,6 +201,23 @@ def test_a_retired_drafter_is_not_trained(place: Place) -> None:
         place.trainer(GATED)
 
 
+def test_late_events_of_a_drafter_that_is_retired_meanwhile_release_nothing(place: Place) -> None:
+    """Workers that have not heard of it go on naming the version; it stays retired all the same."""
+    trainer, traffic = place.trainer(GATED), Traffic(place)
+    serve(place, trainer, traffic, {}, 2)
+    late = [traffic.event({0: 0.3, 1: 0.8}) for _ in range(12)]
+    live = place.releases.read_all()[0]
+    retired = replace(live, state=ReleaseState.RETIRED, reason="no longer wanted")
+    place.releases.publish(retired)
+    before = beside(place)
+    online = place.online(trainer)
+    with pytest.raises(FencedError, match="released by another trainer or by hand"):
+        for number, event in enumerate(late, start=2):
+            online.train(PlacedEvent(partition=0, offset=number, event=event))
+    assert place.releases.read_all() == [retired]
+    assert beside(place) == before
+
+
 def test_without_a_gate_what_was_on_trial_is_retired_and_all_go_live(place: Place) -> None:
     serve(place, place.trainer(GATED), Traffic(place), {}, 1)
     trainer = place.trainer(SETTINGS)
