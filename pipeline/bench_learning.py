@@ -34,7 +34,7 @@ from pipeline.learning_equality import Equality, compared
 from pipeline.learning_ground import HEAD, Ground, GroundSize, learning_ground, segment
 from pipeline.learning_jobs import MakeGround, read_result, run_all, static_rounds, stream_of
 from pipeline.learning_keys import Runs, ensemble_by_stream, flat_keys, run_rows
-from pipeline.learning_plan import SEEDS, RunSpec, planned_runs, policy
+from pipeline.learning_plan import SEEDS, RunSpec, planned_runs
 from pipeline.learning_report import show, write_picture
 from pipeline.learning_streams import AWAY, HOME
 from pipeline.learning_traces import recorded_traces
@@ -194,11 +194,10 @@ def collected(
 
 def work_folder(ground: Ground, bench: LearningBench, cache: Path | None) -> Path:
     """Return where the runs on this ground are kept."""
-    policies = {spec.policy: policy(spec.policy) for spec in planned_runs((0,))}
     weights = hashlib.sha256()
     for name in sorted(ground.static):
         weights.update(ground.static[name].numpy().tobytes())
-    facts = (RECIPE, ground.facts, bench.size, bench.num_requests, weights.hexdigest(), policies)
+    facts = (RECIPE, ground.facts, bench.size, bench.num_requests, weights.hexdigest())
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return (cache or default_cache()) / "learning-runs" / digest
 

@@ -7,6 +7,8 @@ those.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,13 +22,19 @@ SEEDS = (1, 2, 3, 4, 5)
 """Test seeds; what was chosen was chosen on other prompts (docs/learning.md)."""
 
 BATCH_SIZE = 96
-STEPS_PER_EVENT = 1
+STEPS_PER_EVENT = 2
 MEMORY_POSITIONS = 3000
 REPLAY_BYTES = 32 * 2**20
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 3e-4
+DEFAULT_RATE = OnlineGradientSettings().learning_rate
+"""The trainer's own, which the untuned ensemble is built around."""
+
 PROJECTED_RATE = 1.0
-FIXED_STEPS = (LEARNING_RATE / 9, LEARNING_RATE / 3, LEARNING_RATE * 3, LEARNING_RATE * 9)
-"""Step sizes beside the default one that hindsight may choose from."""
+FIXED_STEPS = (1e-4, 1e-3, 3e-3)
+"""Step sizes beside the chosen one that hindsight may choose from."""
+
+NUM_FURTHER_SEEDS = 3
+"""Seeds of the runs that the keys do not need."""
 
 STATIC = "static"
 GRADIENT, OPTIMISTIC = "online gradient", "optimistic"
@@ -75,6 +83,7 @@ def policy(name: str) -> Policy:
         ValueError: If it is unknown.
     """
     step = OnlineGradientSettings(learning_rate=LEARNING_RATE)
+    untuned = replace(step, learning_rate=DEFAULT_RATE)
     plain = replace(step, betas=(0.0, step.betas[1]))
     projected = replace(step, form="projected", learning_rate=PROJECTED_RATE)
     known = {
@@ -84,8 +93,8 @@ def policy(name: str) -> Policy:
         PLAIN_OPTIMISTIC: Policy(rule="optimistic", gradient=step),
         PROJECTED: Policy(rule="online_gradient", gradient=projected),
         MOMENTUM: Policy(rule="momentum", gradient=projected),
-        ENSEMBLE: Policy(rule="ensemble", gradient=step),
-        SPAWNING: Policy(rule="ensemble", gradient=step, spawns=True),
+        ENSEMBLE: Policy(rule="ensemble", gradient=untuned),
+        SPAWNING: Policy(rule="ensemble", gradient=untuned, spawns=True),
         GATED: Policy(rule="online_gradient", gradient=step, gate=True),
     }
     if name.startswith(_FIXED):
@@ -115,9 +124,10 @@ class RunSpec:
 
     @property
     def file_name(self) -> str:
-        """Name of its file in the work folder."""
-        text = f"{self.seed}-{self.stream}-{self.policy}-{self.order}"
-        return text.replace(" ", "_").replace(":", "") + ".npz"
+        """Name of its file in a work folder; another setting has another name."""
+        digest = hashlib.sha256(repr(policy(self.policy).settings(self.seed)).encode()).hexdigest()
+        text = f"{self.seed}-{self.stream}-{self.policy}-{self.order}-{digest[:8]}"
+        return re.sub(r"[^A-Za-z0-9.]+", "-", text) + ".npz"
 
 
 _NEEDED: Sequence[tuple[str, str, str]] = (
@@ -134,33 +144,33 @@ _NEEDED: Sequence[tuple[str, str, str]] = (
 )
 _FURTHER: Sequence[tuple[str, str, str]] = (
     ("stationary", ENSEMBLE, AT_ONCE),
-    ("gradual", ENSEMBLE, AT_ONCE),
     *(("stationary", fixed_step(rate), AT_ONCE) for rate in FIXED_STEPS),
-    *(("gradual", fixed_step(rate), AT_ONCE) for rate in FIXED_STEPS),
-    ("recurring", GRADIENT, AT_ONCE),
     ("abrupt", GATED, AT_ONCE),
     ("stationary", GATED, AT_ONCE),
+    ("recurring", GRADIENT, AT_ONCE),
+    ("abrupt", GRADIENT, "delay:1"),
+    ("abrupt", GRADIENT, "delay:4"),
+    ("abrupt", GRADIENT, "workers:2"),
+    ("abrupt", GRADIENT, "workers:4"),
+    ("abrupt", GRADIENT, "duplicates"),
     ("gradual", PLAIN_GRADIENT, AT_ONCE),
     ("gradual", PLAIN_OPTIMISTIC, AT_ONCE),
     ("gradual", PROJECTED, AT_ONCE),
     ("gradual", MOMENTUM, AT_ONCE),
     ("abrupt", MOMENTUM, AT_ONCE),
     ("abrupt", OPTIMISTIC, AT_ONCE),
-    ("abrupt", GRADIENT, "delay:1"),
-    ("abrupt", GRADIENT, "delay:4"),
     ("abrupt", OPTIMISTIC, "delay:16"),
-    ("abrupt", GRADIENT, "workers:2"),
-    ("abrupt", GRADIENT, "workers:4"),
-    ("abrupt", GRADIENT, "duplicates"),
+    ("gradual", ENSEMBLE, AT_ONCE),
+    *(("gradual", fixed_step(rate), AT_ONCE) for rate in FIXED_STEPS),
     ("abrupt", ENSEMBLE, "delay:16"),
 )
 
 
 def planned_runs(seeds: Sequence[int], *, has_further: bool = True) -> list[RunSpec]:
     """Return all runs, those that the flat keys need first, seed by seed in turn."""
-    wanted = (*_NEEDED, *_FURTHER) if has_further else _NEEDED
+    further = [(place, seeds[:NUM_FURTHER_SEEDS]) for place in _FURTHER if has_further]
     return [
         RunSpec(seed=seed, stream=stream, policy=name, order=order)
-        for stream, name, order in wanted
-        for seed in seeds
+        for (stream, name, order), some in [*((place, seeds) for place in _NEEDED), *further]
+        for seed in some
     ]

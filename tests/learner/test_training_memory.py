@@ -14,16 +14,16 @@ from learner.spawning import SpawnSettings
 from tests.learner.fakes import PlacedEvent
 from tests.learner.trainers import SETTINGS, Place, event_of
 
-NUM_UPDATES = 5000
+NUM_UPDATES, STEPS_PER_EVENT = 5000, 5
 NUM_WARM = 1000
 MOST_GROWTH = 1.05
 
 LONG_RUN = replace(
     SETTINGS,
-    steps_per_event=1,
+    steps_per_event=STEPS_PER_EVENT,
     memory_positions=100,
     replay_bytes=20_000,
-    release_every_events=500,
+    release_every_events=100,
     rule="ensemble",
     gate=GateSettings(),
     experts=SpawnSettings(),
@@ -42,12 +42,12 @@ def test_five_thousand_updates_leave_memory_flat_within_five_percent(tmp_path: P
     events = [event_of(sequence) for sequence in range(50)]
     found: dict[int, tuple[int, int]] = {}
     torch.set_num_threads(1)
-    for sequence in range(NUM_UPDATES):
+    for sequence in range(NUM_UPDATES // STEPS_PER_EVENT):
         event = replace(events[sequence % len(events)], sequence=sequence)
         online.train(PlacedEvent(partition=0, offset=sequence, event=event))
-        if sequence + 1 in (NUM_WARM, NUM_UPDATES):
+        if trainer.num_updates in (NUM_WARM, NUM_UPDATES):
             gc.collect()
-            found[sequence + 1] = (resident_bytes(), len(gc.get_objects()))
+            found[trainer.num_updates] = (resident_bytes(), len(gc.get_objects()))
     assert trainer.num_updates == NUM_UPDATES
     for early, late in zip(found[NUM_WARM], found[NUM_UPDATES], strict=True):
         assert late <= MOST_GROWTH * early, found
