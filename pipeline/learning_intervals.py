@@ -40,13 +40,18 @@ class Estimate:
 
 
 def estimate(
-    seeds: Sequence[Columns], figure: Figure, *, num_resamples: int = NUM_RESAMPLES
+    seeds: Sequence[Columns],
+    figure: Figure,
+    *,
+    is_ratio: bool = True,
+    num_resamples: int = NUM_RESAMPLES,
 ) -> Estimate:
-    """Return the geometric mean over seeds of a figure of sums, with its interval.
+    """Return the mean over seeds of a figure of sums, with its interval.
 
     Args:
         seeds: Per seed its columns, (Q, C).
-        figure: Positive; a ratio of sums, usually.
+        figure: Of the sums; NaN where they do not tell.
+        is_ratio: Whether it is positive and its mean the geometric one; else the arithmetic.
         num_resamples: Of the bootstrap.
 
     Raises:
@@ -55,11 +60,12 @@ def estimate(
     if not seeds:
         raise ValueError("no runs to compare")
     rng = np.random.default_rng(0)
-    value = _geometric_mean(np.array([figure(one.sum(axis=0)) for one in seeds]))
+    mean = _geometric_mean if is_ratio else np.mean
+    value = mean(np.array([figure(one.sum(axis=0)) for one in seeds]))
     drawn = np.stack([_resampled(one, rng, num_resamples) for one in seeds])
     figures = figure(drawn)
     chosen = rng.integers(0, len(seeds), (num_resamples, len(seeds)))
-    means = _geometric_mean(figures[chosen, np.arange(num_resamples)[:, None]], axis=1)
+    means = mean(figures[chosen, np.arange(num_resamples)[:, None]], axis=1)
     low, high = np.nanquantile(means, [(1.0 - LEVEL) / 2, (1.0 + LEVEL) / 2])
     # Few blocks draw few different means; the interval holds its own figure all the same.
     return Estimate(value=float(value), low=float(min(low, value)), high=float(max(high, value)))

@@ -22,6 +22,7 @@ from pipeline.learning_service import ReplayedService
 from pipeline.learning_streams import STREAMS, Arrivals, Stream, arrivals, stream
 from pipeline.learning_traces import RequestTrace
 from pipeline.learning_worker import acceptances
+from pipeline.tied import tie_to_parent
 
 MakeGround = Callable[[], Ground]
 """Makes the ground in another process; picklable."""
@@ -117,6 +118,7 @@ def run_all(
 
 def _begin(make_ground: MakeGround) -> None:
     global _ground
+    tie_to_parent()
     torch.set_num_threads(1)
     _ground = make_ground()
 

@@ -76,14 +76,19 @@ class Runs:
         return slice(0 if is_never or spec.stream == "gradual" else stream.switch, None)
 
     def paired(
-        self, specs: Sequence[RunSpec], columns: Callable[[RunSpec], Sequence[Any]], figure: Figure
+        self,
+        specs: Sequence[RunSpec],
+        columns: Callable[[RunSpec], Sequence[Any]],
+        figure: Figure,
+        *,
+        is_ratio: bool = True,
     ) -> Estimate:
         """Return a figure of sums over requests, bootstrapped."""
         seeds: list[Columns] = [
             np.stack([np.asarray(one, dtype=np.float64) for one in columns(spec)], axis=1)
             for spec in specs
         ]
-        return estimate(seeds, figure)
+        return estimate(seeds, figure, is_ratio=is_ratio)
 
     def against(self, ours: Sequence[RunSpec], theirs: Mapping[int, RunSpec]) -> Estimate:
         """Return the ratio of acceptance lengths of two sets of runs on the same requests."""
@@ -206,10 +211,14 @@ def _ensemble(runs: Runs) -> dict[str, Estimate]:
 
 
 def delay_share(runs: Runs, order: str, policy: str = GRADIENT) -> Estimate | None:
-    """Return which share of the gain at once is left when feedback arrives in another order."""
+    """Return which share of the gain at once is left when feedback arrives in another order.
+
+    None if it was not run, or nothing was gained.
+    """
     at_once = {one.seed: one for one in runs.of("abrupt", policy)}
     specs = [one for one in runs.of("abrupt", policy, order) if one.seed in at_once]
-    if not specs:
+    gained = vs_static(runs, specs, after_switch=True).value if specs else 1.0
+    if gained <= 1.0:
         return None
 
     def columns(spec: RunSpec) -> Sequence[Any]:
@@ -220,9 +229,10 @@ def delay_share(runs: Runs, order: str, policy: str = GRADIENT) -> Estimate | No
 
     def share(sums: NDArray[np.float64]) -> NDArray[np.float64]:
         late, prompt, static = (1.0 / sums[..., i] for i in range(3))
-        return np.asarray((late - static) / (prompt - static))
+        gain = prompt - static
+        return np.where(gain > 0.0, (late - static) / np.where(gain > 0.0, gain, 1.0), np.nan)
 
-    return runs.paired(specs, columns, share)
+    return runs.paired(specs, columns, share, is_ratio=False)
 
 
 def _delay_share(runs: Runs) -> dict[str, Estimate]:

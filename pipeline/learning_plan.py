@@ -29,7 +29,7 @@ LEARNING_RATE = 3e-4
 DEFAULT_RATE = OnlineGradientSettings().learning_rate
 """The trainer's own, which the untuned ensemble is built around."""
 
-PROJECTED_RATE = 1.0
+PROJECTED_RATE = 0.3
 FIXED_STEPS = (1e-4, 1e-3, 3e-3)
 """Step sizes beside the chosen one that hindsight may choose from."""
 
@@ -167,10 +167,11 @@ _FURTHER: Sequence[tuple[str, str, str]] = (
 
 
 def planned_runs(seeds: Sequence[int], *, has_further: bool = True) -> list[RunSpec]:
-    """Return all runs, those that the flat keys need first, seed by seed in turn."""
-    further = [(place, seeds[:NUM_FURTHER_SEEDS]) for place in _FURTHER if has_further]
+    """Return all runs, those that the flat keys need first, and of them whole seeds first."""
+    needed = [(seed, place) for seed in seeds for place in _NEEDED]
+    some = seeds[:NUM_FURTHER_SEEDS] if has_further else ()
+    further = [(seed, place) for seed in some for place in _FURTHER]
     return [
         RunSpec(seed=seed, stream=stream, policy=name, order=order)
-        for (stream, name, order), some in [*((place, seeds) for place in _NEEDED), *further]
-        for seed in some
+        for seed, (stream, name, order) in [*needed, *further]
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inference.target import Target
-from pipeline import learning_jobs, learning_traces
+from pipeline import learning_jobs, learning_plan, learning_traces
 from pipeline.bench_learning import bench_result, equality, made_runs, work_folder
 from pipeline.learning_costs import RoundSeconds, measured_costs
 from pipeline.learning_ground import Ground
@@ -24,6 +24,7 @@ from pipeline.learning_plan import (
     GRADIENT,
     SPAWNING,
     STATIC,
+    STEPS_PER_EVENT,
     RunSpec,
     planned_runs,
     policy,
@@ -45,6 +46,14 @@ from tests.pipeline.learning_bench import (
 
 COSTS = RoundSeconds(plain_seconds=0.02, verify_seconds=0.025, draft_seconds=0.003)
 ONE_SEED = replace(BENCH, seeds=(1,), has_further=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fast_learning() -> Iterator[None]:
+    """The tiny head has few requests to learn from: it takes longer steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning_plan, "LEARNING_RATE", 0.02)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +159,7 @@ def test_a_request_is_scored_before_anything_is_learned_from_it(ground: Ground) 
 
 def test_events_that_arrive_twice_and_out_of_order_are_learned_once(ground: Ground) -> None:
     result = run(ground, "abrupt", GRADIENT, "duplicates")
-    assert result.facts["num_updates"] == 40
+    assert result.facts["num_updates"] == 40 * STEPS_PER_EVENT
 
 
 def test_every_run_of_a_seed_emits_the_same_tokens(runs: Runs) -> None:
@@ -169,7 +178,7 @@ def test_with_the_gate_nothing_serves_that_was_not_promoted(ground: Ground) -> N
 
 def test_the_ensemble_steps_all_its_experts_on_every_event(ground: Ground) -> None:
     result = run(ground, "stationary", ENSEMBLE)
-    assert result.facts["num_updates"] == 40
+    assert result.facts["num_updates"] == 40 * STEPS_PER_EVENT
     assert result.facts["num_refused_steps"] == 0
 
 
