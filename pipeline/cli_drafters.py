@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from pipeline.export_formats import ExportFormat
 
 if TYPE_CHECKING:
     from pipeline.drafter_versions import DrafterVersions, VersionRow
+    from pipeline.release_history import ReleaseStep
 
 drafters = typer.Typer(help="The versions of the drafters: what is live, on trial, withdrawn.")
 
@@ -38,12 +39,22 @@ def list_versions(config: ConfigOption = None) -> None:
     Console().print(table)
 
 
-@drafters.command(epilog="Example: [bold]draftloop drafters show head-replay[/bold]")
-def show(drafter_id: DrafterArgument, config: ConfigOption = None) -> None:
-    """Show all that is known of a drafter's versions."""
+@drafters.command(epilog="Example: [bold]draftloop drafters show head-replay --last 50[/bold]")
+def show(
+    drafter_id: DrafterArgument,
+    last: Annotated[int, typer.Option(min=1, help="Steps of the history, the newest.")] = 20,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write versions and history to this file.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show all that is known of a drafter's versions, and the steps that their releases took."""
     console = Console()
     with _versions(config) as versions:
         rows = versions.rows(drafter_id)
+        steps = versions.history(drafter_id, last=last)
+    if json_file is not None:
+        _write_history(json_file, drafter_id, rows, steps)
     for row in rows:
         release = row.release
         console.print(f"[bold]{row.drafter_id} version {row.version}[/bold]: {row.state}")
@@ -57,6 +68,11 @@ def show(drafter_id: DrafterArgument, config: ConfigOption = None) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
+    table = Table("when (UTC)", "version", "parent", "state", "reason", title="history")
+    for step in steps:
+        when = step.produced_at[:19].replace("T", " ")
+        table.add_row(when, str(step.version), str(step.parent_version), step.state, step.reason)
+    console.print(table)
 
 
 @drafters.command(epilog="Example: [bold]draftloop drafters promote head-replay 7[/bold]")
@@ -135,20 +151,34 @@ def bring(
     )
 
 
+def _write_history(
+    path: Path, drafter_id: str, rows: Sequence[VersionRow], steps: Sequence[ReleaseStep]
+) -> None:
+    from dataclasses import asdict
+
+    from pipeline.json_files import write_json
+
+    versions = [{"version": row.version, "state": row.state} for row in rows]
+    history = [asdict(step) for step in steps]
+    write_json(path, {"drafter_id": drafter_id, "versions": versions, "history": history})
+
+
 @contextmanager
 def _versions(config: Path | None) -> Iterator[DrafterVersions]:
     from contextlib import closing
 
-    from pipeline.boards import LogReleaseBoard
     from pipeline.drafter_versions import DrafterVersions
     from pipeline.registry import DrafterRegistry
+    from pipeline.release_history import ReleaseHistory
     from pipeline.settings import load_settings
-    from pipeline.wiring import open_log, utc_now
+    from pipeline.wiring import open_log, release_board, utc_now
 
     settings = load_settings(config)
+    root = str(settings.data)
     with closing(open_log(settings)) as log:
-        board = LogReleaseBoard(log, source="draftloop drafters")
-        yield DrafterVersions(DrafterRegistry(str(settings.data)), board, now=utc_now)
+        board = release_board(settings, log, "draftloop drafters")
+        history = ReleaseHistory(root)
+        yield DrafterVersions(DrafterRegistry(root), board, now=utc_now, history=history)
 
 
 def _reason(row: VersionRow) -> str:

@@ -22,6 +22,7 @@ from learner.ports import ReleaseBoard
 from learner.release_desk import ON_TRIAL
 from pipeline.export_formats import ExportFormat, refuse_eagle3
 from pipeline.registry import ArtifactError, DrafterRegistry, Json
+from pipeline.release_history import ReleaseHistory, ReleaseStep
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 
 MANIFEST = "manifest.json"
@@ -48,14 +49,21 @@ class DrafterVersions:
         registry: Artifacts.
         board: Releases.
         now: Returns the time in UTC.
+        history: The steps of releases; None = only what is on the board is known.
     """
 
     def __init__(
-        self, registry: DrafterRegistry, board: ReleaseBoard, *, now: Callable[[], datetime]
+        self,
+        registry: DrafterRegistry,
+        board: ReleaseBoard,
+        *,
+        now: Callable[[], datetime],
+        history: ReleaseHistory | None = None,
     ) -> None:
         self._registry = registry
         self._board = board
         self._now = now
+        self._history = history
 
     def rows(self, drafter_id: str | None = None) -> list[VersionRow]:
         """Return the stored versions of one drafter or of all, in order.
@@ -70,6 +78,22 @@ class DrafterVersions:
             )
         wanted = ids if drafter_id is None else [drafter_id]
         return [self._row(one, version) for one in wanted for version in self._versions(one)]
+
+    def history(self, drafter_id: str, *, last: int | None = None) -> list[ReleaseStep]:
+        """Return the steps that the releases of a drafter have taken, the oldest first.
+
+        Args:
+            drafter_id: Of the drafter.
+            last: Only so many, the newest; None = all.
+        """
+        kept = [] if self._history is None else self._history.steps(drafter_id, last=last)
+        places = (self._own(drafter_id), self._beside(drafter_id))
+        order_to_step = {
+            step.order: step
+            for step in (*kept, *(ReleaseStep.of(one) for one in places if one is not None))
+        }
+        steps = [order_to_step[order] for order in sorted(order_to_step)]
+        return steps if last is None else steps[-last:]
 
     def _versions(self, drafter_id: str) -> list[int]:
         return self._registry.versions(drafter_id)

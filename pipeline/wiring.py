@@ -48,6 +48,7 @@ from pipeline.inbox import LogInbox
 from pipeline.loops import Loop
 from pipeline.pool_settings import DrafterSettings
 from pipeline.registry import DrafterRegistry
+from pipeline.release_history import RecordedReleases, ReleaseHistory
 from pipeline.settings import Settings, SettingsError
 from pipeline.traces import TraceContexts
 from schemas.events import ReleaseState, VerificationEvent
@@ -288,9 +289,16 @@ def build_learner(
     )
 
 
-def release_board(settings: Settings, log: EventLog) -> LogReleaseBoard:
-    """Return the board that this learner announces its versions on."""
-    return LogReleaseBoard(log, source=settings.learner.learner_id)
+def release_board(settings: Settings, log: EventLog, source: str = "") -> ReleaseBoard:
+    """Return the board that versions are announced on, with the history of their steps.
+
+    Args:
+        settings: Say where the history is.
+        log: Has the topic of releases.
+        source: Who announces; empty = this learner.
+    """
+    board = LogReleaseBoard(log, source=source or settings.learner.learner_id)
+    return RecordedReleases(board, ReleaseHistory(str(settings.data)))
 
 
 def build_trainer(

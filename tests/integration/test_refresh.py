@@ -13,6 +13,7 @@ from pipeline.boards import LogReleaseBoard
 from pipeline.drafter_versions import DrafterVersions
 from pipeline.locks import only_one
 from pipeline.registry import DrafterRegistry
+from pipeline.release_history import ReleaseHistory
 from pipeline.schedule import refresh
 from pipeline.wiring import open_log, open_target, start_worker
 from schemas.codec import decode_verification_event
@@ -68,6 +69,9 @@ def test_a_refresh_trains_on_each_event_once(tmp_path: Path) -> None:
     first = versions(run)
     assert first.keys() == {"head-recent", "head-replay"}
     assert min(first.values()) >= 1
+    history = ReleaseHistory(str(run.settings.data)).steps("head-replay")
+    assert history[0].version == 0
+    assert {one.version for one in history} >= {0, first["head-replay"]}
     refresh(run.settings, never)
     assert versions(run) == first, "the same data cut gives nothing new"
 
