@@ -59,14 +59,14 @@ def delete(
         raise OutputError(f"{data}: {error}; what is deleted stays so, run it again") from error
     if json_file is not None:
         write_json(json_file, {"streams": stream, "is_dry_run": dry_run, **asdict(done)})
-    _tell(Console(), done, is_dry_run=dry_run)
+    _tell(Console(), data, done, is_dry_run=dry_run)
     if done.unreadable:
         raise typer.Exit(1)
 
 
-def _tell(console: Console, done: StreamDeletion, *, is_dry_run: bool) -> None:
+def _tell(console: Console, data: Path, done: StreamDeletion, *, is_dry_run: bool) -> None:
     console.print(
-        f"{'would delete' if is_dry_run else 'deleted'} {done.num_rows} rows in {done.num_files} "
+        f"{data}: {'would delete' if is_dry_run else 'deleted'} {done.num_rows} rows in {done.num_files} "
         f"files of events, and {done.num_feature_files} files of hidden states; events that are "
         "not archived yet come later: run it again then, or set schedule.deleted_streams",
         highlight=False,
