@@ -65,8 +65,9 @@ def delete(
 
 
 def _tell(console: Console, data: Path, done: StreamDeletion, *, is_dry_run: bool) -> None:
+    verb = "would delete" if is_dry_run else "deleted"
     console.print(
-        f"{data}: {'would delete' if is_dry_run else 'deleted'} {done.num_rows} rows in {done.num_files} "
+        f"{data}: {verb} {done.num_rows} rows in {done.num_files} "
         f"files of events, and {done.num_feature_files} files of hidden states; events that are "
         "not archived yet come later: run it again then, or set schedule.deleted_streams",
         highlight=False,
