@@ -176,10 +176,11 @@ class CalibrationMonitor:
         seen = self.drafter_to_calibration[drafter_id]
         level = int(np.argmax(np.abs(seen.z[0])))
         logger.warning(
-            "drafter %s is accepted %.3f times as often at level %d as its scores say "
-            "(%d rounds): it is scored on other inputs than it drafts from",
+            "drafter %s was accepted at level %d in %.0f of %.0f rounds, its scores say %.1f: "
+            "it is scored on other inputs than it drafts from",
             drafter_id,
-            seen.ratio[0, level],
             level + 1,
+            seen.realised[0, level],
             seen.num_rounds[0, level],
+            seen.predicted[0, level],
         )

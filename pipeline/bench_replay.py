@@ -147,10 +147,22 @@ def report_once(log: Path, page: Path) -> dict[str, float]:
     return {
         "wall": time.perf_counter() - wall,
         "cpu": time.process_time() - cpu,
-        # Linux counts the peak in kilobytes.
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_bytes(),
         "page_bytes": page.stat().st_size,
     }
+
+
+def peak_bytes() -> int:
+    """Return the most resident memory this process has had.
+
+    ``ru_maxrss`` survives an exec, so in a spawned process it may be the parent's.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        # Where there is no such file, the parent's is the best there is; Linux counts kilobytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def _result(

@@ -60,6 +60,14 @@ class Block:
     tokens_per_second_ratio: float
     last_first_token_over_fair_share: float
 
+    @property
+    def in_words(self) -> str:
+        """The two numbers that are asked for, for the progress line."""
+        return (
+            f"overhead {self.overhead_share:.2%} of decoding, "
+            f"{NUM_CLIENTS} at once {self.tokens_per_second_ratio:.3f} of one at a time"
+        )
+
 
 def run_serving_bench(
     settings: Settings, bench: ServingBench, *, console: Console, json_file: Path | None
@@ -85,7 +93,7 @@ def run_serving_bench(
         for number in range(bench.num_blocks):
             bodies = _requests(ready, bench, prompts)
             blocks.append(_block(ready, bodies, clients, is_one_first=bool(number % 2)))
-            console.print(f"block {number + 1} of {bench.num_blocks}: {blocks[-1]}")
+            console.print(f"block {number + 1} of {bench.num_blocks}: {blocks[-1].in_words}")
     result = summary(blocks)
     _show(result, console)
     if json_file is not None:

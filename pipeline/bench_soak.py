@@ -82,8 +82,11 @@ class Memory:
 
     @property
     def warm_bytes(self) -> int:
-        """The most of the second quarter: the first is the warming up."""
-        return self.peak(0.25, 0.5)
+        """The most of the second quarter: the first is the warming up.
+
+        A soak so short that no sample fell into it has the most of all samples.
+        """
+        return self.peak(0.25, 0.5) or self.peak(0.0, 1.0)
 
     @property
     def growth(self) -> float:

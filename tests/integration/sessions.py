@@ -28,11 +28,20 @@ STABLE = "Stable"
 
 @contextmanager
 def sessions_that_end(
-    servers: str, groups: Sequence[str], session_seconds: float
+    servers: str, groups: Sequence[str], session_seconds: float, *, are_processes: bool = True
 ) -> Iterator[None]:
-    """Remove members that have been silent for a session, until the block ends."""
+    """Remove members that have been silent for a session, until the block ends.
+
+    Args:
+        servers: The broker.
+        groups: Whose members are watched.
+        session_seconds: How long a session lasts.
+        are_processes: Whether every member is a process; members that are threads of the test
+            cannot die unseen, and only a group that waits for one of them is shared out anew.
+    """
     stop = threading.Event()
-    watching = threading.Thread(target=_watch, args=(servers, groups, session_seconds, stop))
+    arguments = (servers, groups, session_seconds, stop, are_processes)
+    watching = threading.Thread(target=_watch, args=arguments)
     watching.start()
     try:
         yield
@@ -42,14 +51,18 @@ def sessions_that_end(
 
 
 def _watch(
-    servers: str, groups: Sequence[str], session_seconds: float, stop: threading.Event
+    servers: str,
+    groups: Sequence[str],
+    session_seconds: float,
+    stop: threading.Event,
+    are_processes: bool,
 ) -> None:
     admin = KafkaAdminClient(bootstrap_servers=[servers], request_timeout_ms=2000)
     member_to_silent_since: dict[str, float] = {}
     while not stop.wait(LOOK_SECONDS):
         for group in groups:
             with suppress(KafkaError, KeyError):
-                _end_sessions(admin, group, session_seconds, member_to_silent_since)
+                _end_sessions(admin, group, session_seconds, member_to_silent_since, are_processes)
     admin.close()
 
 
@@ -58,6 +71,7 @@ def _end_sessions(
     group: str,
     session_seconds: float,
     member_to_silent_since: dict[str, float],
+    are_processes: bool,
 ) -> None:
     now = time.monotonic()
     described = admin.describe_groups([group])[group]
@@ -66,8 +80,10 @@ def _end_sessions(
     is_waiting = described["group_state"] != STABLE
     for member in members:
         member_id, client = member["member_id"], member["client_id"]
-        is_single = client_to_count[client] == 1 and not is_waiting
-        if is_running(int(client.rpartition("-")[2])) and is_single:
+        is_well = not are_processes or (
+            client_to_count[client] == 1 and is_running(int(client.rpartition("-")[2]))
+        )
+        if is_well and not is_waiting:
             member_to_silent_since.pop(member_id, None)
         elif now - member_to_silent_since.setdefault(member_id, now) > session_seconds:
             admin.remove_group_members(group, [MemberToRemove(member_id=member_id)])

@@ -169,7 +169,7 @@ def test_a_drafter_is_named_once_and_only_if_it_is_off(caplog: pytest.LogCapture
             one for sequence in range(60, 200) for one in monitor.observe(flattering(sequence))
         ]
     assert found == ["drafter-1"]
-    assert caplog.text.count("drafter-1 is accepted 0.") == 1
+    assert caplog.text.count("drafter-1 was accepted at level ") == 1
     assert set(monitor.drafter_to_calibration) == {"drafter-0", "drafter-1"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,14 @@ from pipeline.boards import LogEventSource, LogPolicyBoard
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.ports import EventLog, EventLogError, Message
-from pipeline.group_source import GroupEventSource
+from pipeline.group_source import GROUP, GroupEventSource
 from pipeline.topics import TopicPlan, create_topics
 from schemas.codec import encode
 from schemas.equality import first_difference
 from schemas.events import PolicyPublished
 from schemas.topics import DEAD_LETTERS, POLICIES, VERIFICATION_EVENTS
-from tests.integration.broker import blank_broker, kafka_log
+from tests.integration.broker import BOOTSTRAP_VARIABLE, blank_broker, kafka_log
+from tests.integration.sessions import sessions_that_end
 from tests.learner.fakes import FakePolicyBoard
 from tests.schemas.builders import PRODUCED_AT, make_event, make_policy
 
@@ -41,7 +43,11 @@ def servers(tmp_path: Path) -> Iterator[str]:
     with blank_broker(tmp_path) as started:
         with closing(open_log(started)) as log:
             create_topics(log, TopicPlan(num_partitions=NUM_PARTITIONS))
-        yield started
+        if BOOTSTRAP_VARIABLE in os.environ:
+            yield started
+            return
+        with sessions_that_end(started, [GROUP], 2 * SESSION_SECONDS, are_processes=False):
+            yield started
 
 
 def open_log(servers: str) -> KafkaEventLog:
