@@ -252,7 +252,7 @@ def bench_replay(
     json_file: JsonOption = None,
 ) -> None:
     """Measure replay on a synthetic log: every policy from Parquet, and a whole report."""
-    from pipeline.bench_replay import ReplayBench, run_replay_bench
+    from pipeline.bench.replay import ReplayBench, run_replay_bench
 
     run_replay_bench(
         ReplayBench(num_windows=windows, num_policy_windows=policy_windows, num_repeats=repeats),
@@ -275,7 +275,7 @@ def bench_pool(
     config: ConfigOption = None,
 ) -> None:
     """Record test prompts of seven domains with a pool of 22 drafters, trained first if need be."""
-    from pipeline.bench_traffic import TrafficSize, record_bench_pool
+    from pipeline.bench.traffic import TrafficSize, record_bench_pool
 
     record_bench_pool(
         _settings(config),
@@ -309,7 +309,7 @@ def bench_selection(
     json_file: JsonOption = None,
 ) -> None:
     """Compare every selection policy on the same windows, paired by seed."""
-    from pipeline.selection_report import run_selection_bench
+    from pipeline.bench.selection_report import run_selection_bench
 
     run_selection_bench(
         source,
@@ -333,7 +333,7 @@ def bench_engine(
     config: ConfigOption = None,
 ) -> None:
     """Compare speculative with plain decoding and with transformers' prompt lookup."""
-    from pipeline.bench_engine import EngineBench, run_engine_bench
+    from pipeline.bench.engine import EngineBench, run_engine_bench
 
     run_engine_bench(
         _settings(config),

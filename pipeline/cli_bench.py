@@ -55,8 +55,8 @@ def bench_pipeline(
     ] = None,
 ) -> None:
     """Measure encoding, learning, and the way over a broker against its bare client."""
-    from pipeline.bench_events import bench_event
-    from pipeline.bench_pipeline import PipelineBench, run_pipeline_bench
+    from pipeline.bench.events import bench_event
+    from pipeline.bench.pipeline import PipelineBench, run_pipeline_bench
     from pipeline.local_broker import NoBrokerError, local_broker
 
     events = [bench_event(seed, num_windows=NUM_WINDOWS) for seed in range(NUM_EVENTS)]
@@ -92,7 +92,7 @@ def bench_soak(
     Each is a process. Memory may grow by 10 % after the first quarter, every event must be learned
     and stored once, and topic and files be as large as estimated; otherwise the status is 2.
     """
-    from pipeline.bench_soak import run_soak
+    from pipeline.bench.soak import run_soak
     from pipeline.local_broker import NoBrokerError, local_broker
     from pipeline.settings import load_settings
 
@@ -146,7 +146,7 @@ def bench_vllm(
 
     Wants quiet cores. The first run trains the head that is released (minutes; it is kept).
     """
-    from pipeline.bench_vllm import METHODS, VllmBench, run_vllm_bench
+    from pipeline.bench.vllm.benchmark import METHODS, VllmBench, run_vllm_bench
     from pipeline.settings import load_settings
 
     methods = tuple(method) if method else METHODS
@@ -180,7 +180,7 @@ def bench_scaling(
 
     Starts a broker of its own (noida-db) on the loopback.
     """
-    from pipeline.bench_scaling import ScalingBench, run_scaling_bench
+    from pipeline.bench.scaling import ScalingBench, run_scaling_bench
 
     run_scaling_bench(
         ScalingBench(num_events=num_events, repetitions=repetitions),
@@ -204,7 +204,7 @@ def bench_outage(
 
     Starts a broker of its own (noida-db) on the loopback.
     """
-    from pipeline.bench_outage import OutageBench, run_outage_bench
+    from pipeline.bench.outage import OutageBench, run_outage_bench
 
     run_outage_bench(
         OutageBench(outage_seconds=outage_seconds, steady_seconds=steady_seconds),
@@ -237,7 +237,7 @@ def bench_learning(
     """
     from dataclasses import replace
 
-    from pipeline.bench_learning import QUICK, LearningBench, run_learning_bench
+    from pipeline.bench.learning.benchmark import QUICK, LearningBench, run_learning_bench
     from pipeline.settings import load_settings
 
     bench = QUICK if quick else LearningBench()

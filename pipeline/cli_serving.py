@@ -146,7 +146,7 @@ def bench_serving(
     config: ConfigOption = None,
 ) -> None:
     """Measure what HTTP costs beside decoding, and eight clients beside one."""
-    from pipeline.bench_serving import ServingBench, run_serving_bench
+    from pipeline.bench.serving import ServingBench, run_serving_bench
     from pipeline.settings import load_settings
 
     run_serving_bench(

@@ -12,8 +12,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from pipeline.bench.synthetic import PERSISTENCE, SHARED_VARIANCE, hit_rate
 from pipeline.pool_settings import DrafterSettings
-from pipeline.synthetic import PERSISTENCE, SHARED_VARIANCE, hit_rate
 
 Value = TypeVar("Value", bound=np.generic)
 

@@ -10,8 +10,8 @@ from learner.lifecycle import TransitionError
 from learner.training import FencedError
 from pipeline.archiver import ArchiverError
 from pipeline.batch import UnsentEventsError
-from pipeline.bench_soak import SoakError
-from pipeline.bench_vllm_result import VllmBenchError
+from pipeline.bench.soak import SoakError
+from pipeline.bench.vllm.result import VllmBenchError
 from pipeline.demo import DemoError
 from pipeline.demo_check import OutputsDifferError
 from pipeline.drafter_versions import DrafterVersionError

@@ -12,7 +12,7 @@ from inference.model_files import resolve_target
 from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
-from pipeline.conversations import read_conversations
+from pipeline.bench.conversations import read_conversations
 from pipeline.drafters import pool_drafters
 from pipeline.heads import HeadLoader
 from pipeline.inbox import LogInbox

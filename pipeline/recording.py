@@ -22,7 +22,7 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Completion, Request, Worker, WorkerOptions
-from pipeline.conversations import Conversation
+from pipeline.bench.conversations import Conversation
 from pipeline.json_files import write_json
 from pipeline.locks import only_one
 from pipeline.recording_log import RecordingExistsError, RecordingLog

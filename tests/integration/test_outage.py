@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.bench_outage import OutageBench, run_outage_bench
+from pipeline.bench.outage import OutageBench, run_outage_bench
 from tests.integration.kafka_client import forgets_sockets, sockets_freed_here
 
 BENCH = OutageBench(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.bench_soak import run_soak
+from pipeline.bench.soak import run_soak
 from pipeline.settings import EventLogSettings, Settings
 from tests.integration.broker import blank_broker, kafka_settings
 

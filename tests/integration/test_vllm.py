@@ -15,8 +15,8 @@ import torch
 from inference.drafters.hydra import frequent_tokens, initial_hydra_weights
 from inference.drafters.hydra_training import VOCABULARY
 from inference.target import load_target
-from pipeline.bench_vllm import HEAD, LOOKUPS, PROPOSER, STREAM, engine_environment
-from pipeline.bench_vllm_heads import release_head
+from pipeline.bench.vllm.benchmark import HEAD, LOOKUPS, PROPOSER, STREAM, engine_environment
+from pipeline.bench.vllm.heads import release_head
 from pipeline.boards import LogEventSource
 from pipeline.settings import ContentSettings, FeatureSettings, Settings
 from pipeline.wiring import open_log
@@ -68,7 +68,7 @@ def serve(settings: Settings, folder: Path, model: Path, speculation: object) ->
         )
     )
     served = subprocess.run(
-        [str(PYTHON), "-P", "-m", "pipeline.vllm_runner", str(job), str(result)],
+        [str(PYTHON), "-P", "-m", "pipeline.bench.vllm.runner", str(job), str(result)],
         env=engine_environment(settings),
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.domains import GSM8K, MBPP, PUBMEDQA, SPEC_BENCH, SPIDER
+from pipeline.bench.domains import GSM8K, MBPP, PUBMEDQA, SPEC_BENCH, SPIDER
 
 NUM_PROMPTS = 20
 DATABASES = ("a", "b", "c", "d", "e", "f")

@@ -18,7 +18,7 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Completion, Request, Worker
-from pipeline.conversations import Conversation
+from pipeline.bench.conversations import Conversation
 from pipeline.locks import LockError, only_one
 from pipeline.recording import Recorded, RecordingOptions, record
 from pipeline.recording_log import RecordingExistsError

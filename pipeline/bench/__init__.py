@@ -1,0 +1,1 @@
+"""Benchmarks: every claim as a command that measures it."""

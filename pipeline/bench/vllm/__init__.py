@@ -1,0 +1,1 @@
+"""The benchmark inside vLLM, in an environment of its own."""
