@@ -76,14 +76,15 @@ class LearningBench:
 
 QUICK = LearningBench(
     size=GroundSize(
-        num_training=192,
-        num_home=128,
+        num_training=128,
+        num_tuning=32,
+        num_home=96,
         num_away=64,
         num_elsewhere=32,
         num_steps=240,
         num_snapshots=4,
     ),
-    num_requests=120,
+    num_requests=96,
     seeds=SEEDS[:1],
     has_further=False,
     game=ConvexGame(num_rounds=20, max_steps=200),

@@ -33,7 +33,7 @@ PROJECTED_RATE = 0.3
 FIXED_STEPS = (1e-4, 1e-3, 3e-3)
 """Step sizes beside the chosen one that hindsight may choose from."""
 
-NUM_FURTHER_SEEDS = 3
+NUM_FURTHER_SEEDS = 2
 """Seeds of the runs that the keys do not need."""
 
 STATIC = "static"
