@@ -30,6 +30,7 @@ DEFAULT_RATE = OnlineGradientSettings().learning_rate
 """The trainer's own, which the untuned ensemble is built around."""
 
 PROJECTED_RATE = 0.3
+FORGETFUL_POSITIONS = 500
 FIXED_STEPS = (1e-4, 1e-3, 3e-3)
 """Step sizes beside the chosen one that hindsight may choose from."""
 
@@ -41,6 +42,9 @@ GRADIENT, OPTIMISTIC = "online gradient", "optimistic"
 PLAIN_GRADIENT, PLAIN_OPTIMISTIC = "online gradient, no momentum", "optimistic, no momentum"
 PROJECTED, MOMENTUM = "projected gradient", "projected momentum"
 ENSEMBLE, SPAWNING, GATED = "ensemble", "ensemble + spawning", "online gradient + gate"
+FORGETFUL, FORGETFUL_GATED = "forgetful", "forgetful + gate"
+"""Learners that poison can harm: a long step, ten requests of memory, and no reservoir."""
+
 AT_ONCE = "delay:0"
 
 
@@ -53,12 +57,14 @@ class Policy:
         gradient: Step size and guards.
         gate: Whether versions pass the gate before they serve.
         spawns: Whether heads are kept as experts.
+        replays: Whether half of a batch is from a reservoir, and the memory long.
     """
 
     rule: str
     gradient: OnlineGradientSettings
     gate: bool = False
     spawns: bool = False
+    replays: bool = True
 
     def settings(self, seed: int) -> TrainingSettings:
         """Return them as the trainer takes them."""
@@ -66,8 +72,8 @@ class Policy:
             num_levels=NUM_SPECULATIVE_TOKENS,
             batch_size=BATCH_SIZE,
             steps_per_event=STEPS_PER_EVENT,
-            memory_positions=MEMORY_POSITIONS,
-            replay_bytes=REPLAY_BYTES,
+            memory_positions=MEMORY_POSITIONS if self.replays else FORGETFUL_POSITIONS,
+            replay_bytes=REPLAY_BYTES if self.replays else 0,
             seed=seed,
             rule=self.rule,
             gradient=self.gradient,
@@ -96,6 +102,8 @@ def policy(name: str) -> Policy:
         ENSEMBLE: Policy(rule="ensemble", gradient=untuned),
         SPAWNING: Policy(rule="ensemble", gradient=untuned, spawns=True),
         GATED: Policy(rule="online_gradient", gradient=step, gate=True),
+        FORGETFUL: Policy(rule="online_gradient", gradient=untuned, replays=False),
+        FORGETFUL_GATED: Policy(rule="online_gradient", gradient=untuned, replays=False, gate=True),
     }
     if name.startswith(_FIXED):
         rate = float(name.removeprefix(_FIXED))
@@ -135,6 +143,8 @@ _NEEDED: Sequence[tuple[str, str, str]] = (
     ("stationary", GRADIENT, AT_ONCE),
     ("poison", GATED, AT_ONCE),
     ("poison", GRADIENT, AT_ONCE),
+    ("poison", FORGETFUL_GATED, AT_ONCE),
+    ("poison", FORGETFUL, AT_ONCE),
     ("abrupt", GRADIENT, "delay:16"),
     ("gradual", GRADIENT, AT_ONCE),
     ("gradual", OPTIMISTIC, AT_ONCE),
