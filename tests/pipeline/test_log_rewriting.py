@@ -249,3 +249,12 @@ def test_the_command_tells_what_it_did_and_which_file_it_could_not_read(two_stre
     assert "deleted 4 rows in 2 files" in done.output
     assert f"{VERIFICATION_EVENTS}-" in done.output
     assert "cannot be read and may hold rows of it" in done.output
+
+
+def test_invalid_data_folder_is_refused_and_nothing_is_made_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTLOOP_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(typer.BadParameter, match="nowhere does not exist"):
+        delete(["tenant-7"])
+    assert not (tmp_path / "nowhere").exists()

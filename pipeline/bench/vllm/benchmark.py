@@ -259,14 +259,7 @@ def _measured(
     with log.open("ab") as output:
         try:
             process = subprocess.run(
-                [
-                    str(bench.python),
-                    "-P",
-                    "-m",
-                    RUNNER,
-                    str(job),
-                    str(result),
-                ],
+                [str(bench.python), "-P", "-m", RUNNER, str(job), str(result)],
                 env=engine_environment(own),
                 stdout=output,
                 stderr=output,
