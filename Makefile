@@ -27,8 +27,9 @@ venv: $(STAMP) ## Install the project and its tools into .venv (once; again when
 demo: $(STAMP) ## Watch drafters learn from traffic on a real model, then read the report
 	$(BIN)/draftloop demo
 
+# Services and brokers are waited for, so two cores keep three workers busy.
 test: $(STAMP) ## Run every test; ARGS="tests/learner -x" narrows it
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -38,8 +39,8 @@ check: $(STAMP) ## Check format, lint, types and import rules
 
 vllm-venv: $(VLLM_STAMP) ## Install vLLM (its CPU build) and the project into .venv-vllm, on its own
 
-test-vllm: $(STAMP) ## Run the proposer inside a real vLLM; skips where 'make vllm-venv' has not run
-	DRAFTLOOP_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/integration/test_vllm.py -rs $(ARGS)
+test-vllm: $(STAMP) ## Run the proposer, and an exported head, inside a real vLLM; skips where 'make vllm-venv' has not run
+	DRAFTLOOP_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/integration/test_vllm*.py -rs $(ARGS)
 
 format: $(STAMP) ## Format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix .

@@ -12,11 +12,13 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PretrainedConfig
 
+from schemas.errors import KnownError
+
 _FIRST_CAPACITY = 256
 _ROLLBACK_TYPES = {"full_attention", "sliding_attention"}
 
 
-class RollbackUnsupportedError(ValueError):
+class RollbackUnsupportedError(KnownError, ValueError):
     """The model keeps a running state that cannot be rolled back to an earlier position."""
 
 

@@ -55,7 +55,7 @@ class Emitter:
         *,
         capacity: int,
         prepare: Prepare | None = None,
-        max_batch: int = 100,
+        max_batch: int = 500,
     ) -> None:
         for name, value in (("capacity", capacity), ("max_batch", max_batch)):
             if value < 1:

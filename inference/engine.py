@@ -23,10 +23,11 @@ from inference.target import Target
 from inference.trajectory import Trajectory
 from inference.verification import Verification, verify_sampling, verify_tokens
 from learner.request_selector import Decision
+from schemas.errors import KnownError
 from schemas.events import NO_DRAFTER, FinishReason
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(KnownError, ValueError):
     """The prompt leaves no room in the target's context."""
 
 

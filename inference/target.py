@@ -115,20 +115,42 @@ class TargetSession:
         return int(self._cache.get_seq_length())
 
     @torch.inference_mode()
+    def states(self, token_ids: Sequence[int], *, num_rows: int) -> torch.Tensor:
+        """Feed T tokens and return the last ``num_rows`` states, (num_rows, H), without logits."""
+        hidden, _ = self._fed(token_ids, num_logits=0)
+        return hidden[len(token_ids) - num_rows :]
+
+    @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], *, num_rows: int | None = None) -> TargetOutput:
         """Feed T tokens and return the last ``num_rows`` rows (all by default)."""
+        kept = (num_rows or None) if self._target._keeps_rows else None
+        hidden, logits = self._fed(token_ids, num_logits=kept)
+        last = slice(-num_rows if num_rows else None, None)
+        return TargetOutput(logits=logits[last], hidden=hidden[last])
+
+    def _fed(
+        self, token_ids: Sequence[int], *, num_logits: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed T tokens; return what the output head reads, (rows, H), and the logits.
+
+        ``num_logits`` = 0 spares the head; more are asked of a model that can keep to the last
+        so many; None asks for all.
+        """
         target = self._target
+        rows = {"logits_to_keep": num_logits} if num_logits else {}
         captured: list[torch.Tensor] = []
-        head = target.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
-        rows = {"logits_to_keep": num_rows} if num_rows and target._keeps_rows else {}
+
+        def capture(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
+            captured.append(inputs[0])
+            return (inputs[0][:, :0],) if num_logits == 0 else None
+
+        hook = target.model.get_output_embeddings().register_forward_pre_hook(capture)
         try:
             ids = torch.tensor([list(token_ids)], device=target.device)
             output = target.model(input_ids=ids, cache=self._cache, use_cache=True, **rows)
         finally:
             hook.remove()
-        last = slice(-num_rows if num_rows else None, None)
-        return TargetOutput(logits=output.logits[0, last], hidden=captured[0][0, last])
+        return captured[0][0], output.logits[0]
 
     def keep(self, length: int) -> None:
         """Forget every position from ``length`` on."""

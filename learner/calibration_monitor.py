@@ -100,6 +100,35 @@ def take_rounds(
                 is_off[drafter] = True
 
 
+@compiled
+def compare_rounds(
+    first_position: NDArray[np.int32],
+    drafter_index: NDArray[np.int16],
+    num_draft_tokens: NDArray[np.int16],
+    num_accepted_tokens: NDArray[np.int16],
+    start: NDArray[np.int32],
+    scores: NDArray[np.uint16],
+    end_position: int,
+    places: NDArray[np.int64],
+    seen: NDArray[np.float64],
+    is_off: NDArray[np.bool_],
+) -> bool:
+    """Do both, ``count_rounds`` and ``take_rounds``, and tell whether any drafter is off."""
+    found = np.zeros((places.size, seen.shape[1], seen.shape[2]))
+    count_rounds(
+        first_position,
+        drafter_index,
+        num_draft_tokens,
+        num_accepted_tokens,
+        start,
+        scores,
+        end_position,
+        found,
+    )
+    take_rounds(found, places, seen, is_off)
+    return bool(is_off.any())
+
+
 class CalibrationMonitor:
     """Watches the drafters of a stream of events and says once of each that is off.
 
@@ -130,9 +159,9 @@ class CalibrationMonitor:
         is_short = event.num_positions < 4 * (levels + 1)
         if is_short or event.finish_reason in (FinishReason.ABORTED, FinishReason.ERROR):
             return []
-        found = np.zeros((len(places), *self._seen.shape[1:]))
         rounds, windows = event.rounds, event.windows
-        count_rounds(
+        is_off = np.zeros(len(places), np.bool_)
+        if not compare_rounds(
             rounds.first_position,
             rounds.drafter_index,
             rounds.num_draft_tokens,
@@ -140,10 +169,11 @@ class CalibrationMonitor:
             windows.start,
             np.ascontiguousarray(windows.acceptance_probability).view(np.uint16),
             event.first_position + event.num_positions // 2,
-            found,
-        )
-        is_off = np.zeros(len(places), np.bool_)
-        take_rounds(found, places, self._seen, is_off)
+            places,
+            self._seen,
+            is_off,
+        ):
+            return []
         off = [event.drafters[index].drafter_id for index in np.flatnonzero(is_off)]
         newly_off = [drafter_id for drafter_id in off if drafter_id not in self._alarmed]
         for drafter_id in newly_off:

@@ -93,7 +93,12 @@ class CostSums:
             per_drafter,
             per_length,
         )
-        return CostSums(
+        return CostSums.of_rows(per_drafter, per_length)
+
+    @classmethod
+    def of_rows(cls, per_drafter: NDArray[np.float64], per_length: NDArray[np.float64]) -> CostSums:
+        """Return the sums in the rows (4, N) and (2, K + 1), in the order of the attributes."""
+        return cls(
             draft_seconds=per_drafter[0],
             num_draft_tokens=per_drafter[1],
             score_seconds=per_drafter[2],

@@ -11,13 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection.compiled import compiled
+from learner.window_kernels import decode_halves, scale_halves
 
 NO_LOSS, FIRST_LOSS, LENGTH_LOSS, HYBRID_LOSS = 0, 1, 2, 3
 """What a policy learns; nothing if there is none to teach."""
 
 FLOAT16_INFINITY = 0x7C00
 PAIRWISE = 8
-"""Rows shorter than this numpy adds one by one, longer ones as eight sums (up to 128 values)."""
+"""Rows shorter than this numpy adds one by one, longer ones as eight sums."""
+LONGEST_ROW = 128
+"""Longer ones than this it halves."""
 
 
 @compiled
@@ -109,6 +112,16 @@ def total(values: NDArray[np.float64]) -> float:
 
 
 @compiled
+def total_of_many(values: NDArray[np.float64]) -> float:
+    """Return the sum in numpy's order, of up to 8,192 values: long rows it halves."""
+    if values.size <= LONGEST_ROW:
+        return total(values)
+    middle = values.size // 2
+    middle -= middle % PAIRWISE
+    return total_of_many(values[:middle]) + total_of_many(values[middle:])
+
+
+@compiled
 def add_evidence(
     losses: NDArray[np.float64],
     decay: float,
@@ -187,3 +200,101 @@ def add_costs(
             per_drafter[2, place] += num_scored[drafter] * share_seconds
             per_drafter[3, place] += num_scored[drafter]
     per_length += verified
+
+
+@compiled
+def decoded(scores: NDArray[np.uint16]) -> NDArray[np.float64]:
+    """Return scores as ``window_kernels.halves`` does."""
+    words, values = np.empty(scores.size, np.uint32), np.empty(scores.size)
+    decode_halves(scores.reshape(scores.size), words)
+    scale_halves(words.view(np.float32), values)
+    return values.reshape(scores.shape)
+
+
+@compiled
+def decayed(decay: float, old: tuple[NDArray[np.float64], ...], size: int) -> NDArray[np.float64]:
+    """Return the rows ``old``, of one length <= ``size``, decayed; 0 behind their end."""
+    rows = np.zeros((len(old), size))
+    for row in range(len(old)):
+        for index in range(old[row].size):
+            rows[row, index] = decay * old[row][index]
+    return rows
+
+
+@compiled
+def take_event(
+    acceptance: NDArray[np.uint16],
+    realised: NDArray[np.uint16],
+    num_levels: NDArray[np.int16],
+    places: NDArray[np.int64],
+    how: tuple[bool, bool, float, int, float],
+    prior: tuple[NDArray[np.float64], NDArray[np.float64]],
+    rounds: tuple[NDArray[np.int16], NDArray[np.int16]],
+    seconds: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
+    first_position: NDArray[np.int32],
+    num_prompt_tokens: int,
+    costs: tuple[NDArray[np.float64], ...],
+    verifications: tuple[NDArray[np.float64], ...],
+) -> tuple[
+    tuple[int, int, int, float],
+    NDArray[np.float64],
+    tuple[NDArray[np.float64], NDArray[np.float64]],
+    NDArray[np.float64],
+    NDArray[np.float64],
+]:
+    """Do all of an event that is not its policy's, at once: losses, evidence and costs.
+
+    Args:
+        acceptance: Acceptance probabilities as bits of float16, (W, K, N), K >= 1.
+        realised: Realised acceptances, likewise.
+        num_levels: Levels that exist, (W,).
+        places: See the module.
+        how: ``is_cut``, ``is_published``, ``length_weight`` and ``policy_loss`` of
+            ``measure_event``, and the decay.
+        prior: Excess losses and windows awake before the event, (M,) each.
+        rounds: Drafters and tokens drafted, (R,) each.
+        seconds: To draft, to verify and to score, (R,) each.
+        first_position: Of the rounds, (R,).
+        num_prompt_tokens: A round that begins there has read the prompt as well.
+        costs: The four sums per drafter before the event, (M,) each.
+        verifications: The two sums per length, of one length each.
+
+    Returns:
+        What ``measure_event`` returns; what the policy learns, (W', M); the prior; and the sums
+        that ``add_costs`` writes.
+    """
+    is_cut, is_published, length_weight, policy_loss, decay = how
+    depth = acceptance.shape[1]
+    losses = np.full((acceptance.shape[0], prior[0].size), np.nan)
+    of_policy = losses if policy_loss == NO_LOSS else losses.copy()
+    found = measure_event(
+        decoded(acceptance),
+        decoded(realised),
+        num_levels,
+        places,
+        is_cut,
+        is_published,
+        length_weight,
+        policy_loss,
+        losses,
+        of_policy,
+    )
+    count = found[0]
+    new_prior = prior
+    if count > 0:
+        new_prior = add_evidence(losses[:count], decay, prior[0], prior[1])
+    per_drafter = decayed(decay, costs, prior[0].size)
+    per_length = decayed(decay, verifications, max(verifications[0].size, depth + 1))
+    add_costs(
+        acceptance,
+        places,
+        rounds[0],
+        rounds[1],
+        seconds[0],
+        seconds[1],
+        first_position > num_prompt_tokens,
+        total_of_many(seconds[2].astype(np.float64)),
+        per_drafter,
+        per_length,
+    )
+    return found, of_policy[:count], new_prior, per_drafter, per_length

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+NUM_SPREAD = 32
+"""Windows of a segment that stand for all of them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingBatch:
@@ -56,6 +59,9 @@ class Segment:
         top_token_ids: int64 (P, C), the target's most probable tokens at each position.
         top_probabilities: float32 (P, C), their probabilities at temperature 1.
         stream: Of the event.
+        read_from: Offset from which events must be read to have this segment again; that of the
+            event, unless its states were computed from the whole request. None = ``offset``.
+        state_seconds: What a trainer's share of having its states took.
     """
 
     partition: int
@@ -65,6 +71,13 @@ class Segment:
     top_token_ids: NDArray[np.int64]
     top_probabilities: NDArray[np.float32]
     stream: str = ""
+    read_from: int | None = None
+    state_seconds: float = 0.0
+
+    @property
+    def first_offset(self) -> int:
+        """Offset from which events must be read to have this segment again."""
+        return self.offset if self.read_from is None else self.read_from
 
     @property
     def num_examples(self) -> int:
@@ -89,7 +102,7 @@ class Past(Protocol):
         """Forget the segments at or beyond an offset; all those of partitions without one."""
 
     def first_offsets(self) -> dict[int, int]:
-        """Return per partition the offset of the oldest segment kept."""
+        """Return per partition where reading must begin to have every segment again."""
 
 
 class ExampleMemory:
@@ -136,11 +149,11 @@ class ExampleMemory:
             self._past.forget_from(partition_to_offset)
 
     def first_offsets(self) -> dict[int, int]:
-        """Return per partition the offset of the oldest segment kept."""
+        """Return per partition where reading must begin to have every segment again."""
         offsets = {} if self._past is None else self._past.first_offsets()
         for segment in self._segments:
-            known = offsets.get(segment.partition, segment.offset)
-            offsets[segment.partition] = min(known, segment.offset)
+            known = offsets.get(segment.partition, segment.first_offset)
+            offsets[segment.partition] = min(known, segment.first_offset)
         return offsets
 
     def draw(
@@ -162,6 +175,23 @@ class ExampleMemory:
             return None
         starts = np.concatenate([starts, older_starts])
         return _batch([*recent, *older], starts, num_levels, num_context)
+
+
+def spread_examples(
+    segment: Segment, num_levels: int, *, num_context: int = 0
+) -> TrainingBatch | None:
+    """Return some windows, spread evenly over a segment; None if it has none.
+
+    Args:
+        segment: Of P positions, P - 1 windows.
+        num_levels: K, >= 1.
+        num_context: Tokens before the first fed one that each example comes with, >= 0.
+    """
+    found = segment.num_examples
+    if not found:
+        return None
+    starts = np.linspace(1, found, min(NUM_SPREAD, found)).round().astype(np.int64)
+    return _batch([segment] * len(starts), starts, num_levels, num_context)
 
 
 def _drawn(

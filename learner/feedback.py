@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -165,11 +166,20 @@ def event_losses(
         of_policy,
     )
     if drafter >= 0:
-        raise ValueError(
-            f"{event.event_id}: loss of window {window} and drafter "
-            f"{event.drafters[drafter].drafter_id!r} is {loss}, expected [0, 1]"
-        )
+        refuse_loss(event, window, drafter, loss)
     return EventLosses(evidence[:count], of_policy[:count])
+
+
+def refuse_loss(event: VerificationEvent, window: int, drafter: int, loss: float) -> None:
+    """Refuse an event for the loss of one drafter in one window.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(
+        f"{event.event_id}: loss of window {window} and drafter "
+        f"{event.drafters[drafter].drafter_id!r} is {loss}, expected [0, 1]"
+    )
 
 
 def is_learned(event: VerificationEvent) -> NDArray[np.bool_]:
@@ -186,6 +196,19 @@ def drafter_positions(
 
     An orphan is a drafter that the learner does not keep: removed, or never admitted.
     """
+    if event_drafters == drafters:
+        return _in_order(len(drafters))
     drafter_to_position = {drafter.drafter_id: index for index, drafter in enumerate(drafters)}
     found = [drafter_to_position.get(drafter.drafter_id, -1) for drafter in event_drafters]
-    return np.array(found, dtype=np.int64)
+    return _read_only(np.array(found, dtype=np.int64))
+
+
+@cache
+def _in_order(size: int) -> NDArray[np.int64]:
+    return _read_only(np.arange(size))
+
+
+def _read_only(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Protect what is shared; kernels are compiled once for arrays that are."""
+    positions.flags.writeable = False
+    return positions

@@ -6,18 +6,26 @@ the difference is a ratio of sums over requests with a cluster-robust Student in
 *Sampling Techniques*, section 6.3). Looking after every request would find a difference sooner
 or later where there is none. Looks are therefore few, at 1, 2, 4, ... times the least number of
 requests, and the ``j``-th spends ``error / (j (j + 1))`` of the error, which sums to ``error``.
+
+A version that is better on average may be worse for somebody. Every stream with enough requests is
+therefore compared for itself at the same looks. They share the look's error equally (Bonferroni),
+and one stream in which the version is surely worse refuses it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from schemas.events import CostModel, GateEvidence
+from schemas.events import CostModel, GateEvidence, StreamComparison
+
+MAX_TOLD_STREAMS = 8
+"""Streams that the evidence of a release names."""
 
 
 class Decision(StrEnum):
@@ -33,12 +41,16 @@ class GateSettings:
     """When a version is good enough.
 
     Attributes:
-        error: Chance in (0, 0.5] that a version which is no better is promoted, and that one which
-            is no worse is refused.
+        error: Chance in (0, 0.5] that a version which is no better is promoted, that one which is
+            no worse is refused, and that one which is no worse in any stream is refused for one.
         min_requests: Requests before the first look, >= 3.
         max_requests: Most requests after which a version that is still undecided may be replaced
             by a newer one; it begins with ``min_requests`` and doubles.
-        min_gain: Difference in mean acceptance length that must be exceeded, >= 0.
+        min_gain: Difference in mean acceptance length that must be exceeded, >= 0. Versions that
+            are as good on average differ from request to request: next to no gain is not worth
+            what some requests lose.
+        max_stream_loss: Difference in mean acceptance length that may surely be lost in a stream of
+            at least ``min_requests`` requests, >= 0.
         canary_share: Share of the requests that a canary serves, in [0, 1); 0 = no canary.
         min_canary_requests: Requests that a canary serves before it goes live, >= 1.
         max_failed_requests: Requests in which a live version may fail before it is rolled back; a
@@ -48,7 +60,8 @@ class GateSettings:
     error: float = 0.05
     min_requests: int = 4
     max_requests: int = 128
-    min_gain: float = 0.0
+    min_gain: float = 0.02
+    max_stream_loss: float = 0.0
     canary_share: float = 0.5
     min_canary_requests: int = 2
     max_failed_requests: int = 1
@@ -66,11 +79,24 @@ class GateSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedSums:
-    """Windows per request and the sums of their acceptance lengths, each shape (R,)."""
+    """Windows per request and the sums of their acceptance lengths, each shape (R,).
+
+    ``streams`` are those of the requests; empty = not known.
+    """
 
     num_windows: NDArray[np.int64]
     new_lengths: NDArray[np.float64]
     old_lengths: NDArray[np.float64]
+    streams: Sequence[str] = ()
+
+    def of(self, chosen: Sequence[int]) -> PairedSums:
+        """Return those of some requests, without their streams."""
+        rows = list(chosen)
+        return PairedSums(
+            num_windows=self.num_windows[rows],
+            new_lengths=self.new_lengths[rows],
+            old_lengths=self.old_lengths[rows],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +135,71 @@ def paired_evidence(sums: PairedSums, *, error: float) -> GateEvidence:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedStreams:
+    """Two versions compared stream by stream.
+
+    Attributes:
+        told: What a release says of them, at most ``MAX_TOLD_STREAMS`` and the rest together.
+        worst: The stream in which the newer version surely loses most; None = in none.
+    """
+
+    told: tuple[StreamComparison, ...] = ()
+    worst: StreamComparison | None = None
+
+
+def compared_streams(
+    sums: PairedSums, *, error: float, min_requests: int, max_loss: float = 0.0
+) -> ComparedStreams:
+    """Compare two versions within every stream.
+
+    Args:
+        sums: With the streams of the requests, or nothing is compared.
+        error: Chance that the interval of any stream misses its difference, per side.
+        min_requests: Streams with fewer are told, but not judged.
+        max_loss: Difference that a stream may surely lose.
+    """
+    stream_to_rows: dict[str, list[int]] = {}
+    for row, stream in enumerate(sums.streams):
+        stream_to_rows.setdefault(stream, []).append(row)
+    judged_streams = {s for s, rows in stream_to_rows.items() if len(rows) >= min_requests}
+    share = error / max(len(judged_streams), 1)
+    found = [
+        _comparison(sums.of(rows), share, stream=stream) for stream, rows in stream_to_rows.items()
+    ]
+    is_worse = {
+        one.stream
+        for one in found
+        if one.stream in judged_streams and one.difference_high < -max_loss
+    }
+    found.sort(key=lambda one: (one.stream not in is_worse, -one.num_windows))
+    named, others = found[:MAX_TOLD_STREAMS], found[MAX_TOLD_STREAMS:]
+    rows = [row for one in others for row in stream_to_rows[one.stream]]
+    rest = [_comparison(sums.of(rows), share, num_streams=len(others))] if others else []
+    worst = min(
+        (one for one in found if one.stream in is_worse),
+        key=lambda one: one.difference_high,
+        default=None,
+    )
+    return ComparedStreams(told=(*named, *rest), worst=worst)
+
+
+def _comparison(
+    sums: PairedSums, error: float, *, stream: str = "", num_streams: int = 1
+) -> StreamComparison:
+    evidence = paired_evidence(sums, error=error)
+    return StreamComparison(
+        stream=stream,
+        num_streams=num_streams,
+        num_requests=len(sums.num_windows),
+        num_windows=evidence.num_windows,
+        new_acceptance_length=evidence.new_acceptance_length,
+        old_acceptance_length=evidence.old_acceptance_length,
+        difference_low=evidence.difference_low,
+        difference_high=evidence.difference_high,
+    )
+
+
 def num_looks(num_requests: int, min_requests: int) -> int:
     """Return how many looks are due after so many requests."""
     looks = 0
@@ -130,7 +221,11 @@ def judged(
             length must grow by more than that. NaN counts as 1: the same architecture costs the
             same.
     """
-    evidence = paired_evidence(sums, error=settings.error / (look * (look + 1)))
+    error = settings.error / (look * (look + 1))
+    streams = compared_streams(
+        sums, error=error, min_requests=settings.min_requests, max_loss=settings.max_stream_loss
+    )
+    evidence = replace(paired_evidence(sums, error=error), streams=streams.told)
     old, low = evidence.old_acceptance_length, evidence.difference_low
     if not np.isfinite([old, evidence.new_acceptance_length]).all():
         return Verdict(
@@ -143,11 +238,22 @@ def judged(
         f"difference {low:+.3f}..{evidence.difference_high:+.3f} over "
         f"{len(sums.num_windows)} requests, needed {needed:+.3f}"
     )
-    if low > needed:
-        return Verdict(decision=Decision.PROMOTE, evidence=evidence, reason=f"better: {numbers}")
     if evidence.difference_high < 0.0:
         return Verdict(decision=Decision.REFUSE, evidence=evidence, reason=f"worse: {numbers}")
+    if streams.worst is not None:
+        reason = f"{_worse_in(streams.worst)}; in all: {numbers}"
+        return Verdict(decision=Decision.REFUSE, evidence=evidence, reason=reason)
+    if low > needed:
+        return Verdict(decision=Decision.PROMOTE, evidence=evidence, reason=f"better: {numbers}")
     return Verdict(decision=Decision.WAIT, evidence=evidence, reason=f"undecided: {numbers}")
+
+
+def _worse_in(one: StreamComparison) -> str:
+    return (
+        f"worse in stream {one.stream}: {one.new_acceptance_length:.3f} against "
+        f"{one.old_acceptance_length:.3f} tokens per verification, difference "
+        f"{one.difference_low:+.3f}..{one.difference_high:+.3f} over {one.num_requests} requests"
+    )
 
 
 def round_seconds(cost: CostModel, drafter_index: int, num_speculative_tokens: int) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from learner.gate import Decision, GateSettings, break_even_verifications
 from learner.trial import Trial, has_failed
+from schemas.errors import KnownError
 from schemas.events import GateEvidence, ReleaseState, VerificationEvent
 
 ALLOWED: Mapping[ReleaseState, frozenset[ReleaseState]] = {
@@ -27,7 +28,7 @@ ALLOWED: Mapping[ReleaseState, frozenset[ReleaseState]] = {
 """Where a version may go from each state; every one but a retired one may also be retired."""
 
 
-class TransitionError(Exception):
+class TransitionError(KnownError):
     """A version cannot go from its state to another; the message names all three."""
 
 

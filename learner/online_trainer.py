@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.examples import Segment
-from learner.ports import FeatureStore, ReceivedEvent
+from learner.ports import FeatureComputer, FeatureStore, ReceivedEvent, SegmentStates
 from learner.training import DrafterTrainer, TrainableDrafter
-from schemas.events import VerificationEvent
+from schemas.events import Content, VerificationEvent
 
 logger = logging.getLogger(__name__)
 
@@ -20,19 +22,23 @@ class OnlineTrainer:
 
     Args:
         trainers: One per drafter, over the same target.
-        features: Recorded hidden states.
+        features: Recorded hidden states; None = what is recorded is not read.
         target_fingerprint: Of the target whose events are accepted.
+        computer: Computes the states of events without recorded ones, if a trainer needs them;
+            None = such events teach nothing.
     """
 
     def __init__(
         self,
         trainers: Sequence[DrafterTrainer],
-        features: FeatureStore,
+        features: FeatureStore | None,
         *,
         target_fingerprint: str,
+        computer: FeatureComputer | None = None,
     ) -> None:
         self._trainers = trainers
         self._features = features
+        self._computer = computer
         self._target_fingerprint = target_fingerprint
         self.num_without_features = 0
 
@@ -58,36 +64,56 @@ class OnlineTrainer:
                 trainer.take(received, segment)
 
     def _segment(self, received: ReceivedEvent) -> Segment | None:
-        """Return what the event teaches; None if it carries no content or no features."""
-        event = received.event
-        if event.content is None or event.content.features is None:
+        """Return what the event teaches; None if it carries no content, or has no states."""
+        event, content, began = received.event, received.event.content, time.perf_counter()
+        states = None if content is None else self._states(received, content)
+        if content is None or states is None:
             self.num_without_features += 1
+            return None
+        segment = Segment(
+            partition=received.partition,
+            offset=received.offset,
+            stream=event.stream,
+            hidden=states.hidden,
+            token_ids=content.token_ids.astype(np.int64),
+            top_token_ids=content.target_top_token_ids.astype(np.int64),
+            top_probabilities=np.exp(content.target_top_log_probabilities.astype(np.float32)),
+            read_from=states.first_offset,
+            state_seconds=(time.perf_counter() - began) / max(len(self._trainers), 1),
+        )
+        for trainer in self._trainers:
+            _refuse_unusable(segment, trainer.drafter, event.event_id)
+            _refuse_other_vocabulary(event, trainer.drafter)
+        return segment
+
+    def _states(self, received: ReceivedEvent, content: Content) -> SegmentStates | None:
+        """Return the recorded states, or else those that can be computed."""
+        event, computer = received.event, self._computer
+        is_recorded = self._features is not None and content.features is not None
+        if not is_recorded and computer is None:
             return None
         if event.target_fingerprint != self._target_fingerprint:
             raise ValueError(
                 f"{event.event_id}: target_fingerprint {event.target_fingerprint}, expected "
                 f"{self._target_fingerprint}"
             )
+        if computer is not None:
+            computer.follow(received)
+        recorded = self._recorded(event, content)
+        if recorded is not None:
+            return SegmentStates(hidden=recorded, first_offset=received.offset)
+        if computer is None or not any(trainer.needs(received) for trainer in self._trainers):
+            return None
+        return computer.read(received)
+
+    def _recorded(self, event: VerificationEvent, content: Content) -> NDArray[np.float32] | None:
+        if self._features is None or content.features is None:
+            return None
         try:
-            hidden = self._features.read(event.content.features)
+            return self._features.read(content.features)
         except LookupError as error:
-            self.num_without_features += 1
             logger.warning("%s: %s", event.event_id, error)
             return None
-        content = event.content
-        segment = Segment(
-            partition=received.partition,
-            offset=received.offset,
-            stream=event.stream,
-            hidden=hidden,
-            token_ids=content.token_ids.astype(np.int64),
-            top_token_ids=content.target_top_token_ids.astype(np.int64),
-            top_probabilities=np.exp(content.target_top_log_probabilities.astype(np.float32)),
-        )
-        for trainer in self._trainers:
-            _refuse_unusable(segment, trainer.drafter, event.event_id)
-            _refuse_other_vocabulary(event, trainer.drafter)
-        return segment
 
 
 def _refuse_other_vocabulary(event: VerificationEvent, drafter: TrainableDrafter) -> None:

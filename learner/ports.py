@@ -1,19 +1,28 @@
-"""What the learner needs from outside, as protocols; ``pipeline.wiring`` hands them in."""
+"""What the learner needs from outside, as protocols; ``pipeline`` hands them in."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from schemas.errors import KnownError
 from schemas.events import DrafterReleased, FeatureReference, PolicyPublished, VerificationEvent
 
+if TYPE_CHECKING:
+    # A learner of selection, and the archiver, do without it.
+    import torch
 
-class StoreError(Exception):
+
+class StoreError(KnownError):
     """An artifact could not be stored or read; the message names it, what was found and wanted."""
+
+
+class FencedError(KnownError):
+    """Somebody else has moved this drafter; the message names it and both versions."""
 
 
 class ReceivedEvent(Protocol):
@@ -122,6 +131,34 @@ class ReleaseBoard(Protocol):
 
     def publish_beside(self, release: DrafterReleased) -> None:
         """Publish durably what becomes of the version beside it; returns once stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentStates:
+    """Hidden states of a segment.
+
+    Attributes:
+        hidden: float32 (P, H), the state that predicted each token of the segment.
+        first_offset: Offset in the event's partition from which events must be read to have them
+            again: the event's own, or that of the request's first segment if they were computed.
+    """
+
+    hidden: NDArray[np.float32]
+    first_offset: int
+
+
+class FeatureComputer(Protocol):
+    """Hidden states computed again from the tokens of a request."""
+
+    def follow(self, received: ReceivedEvent) -> None:
+        """Remember what an event says; every event with content is shown, in order.
+
+        Raises:
+            ValueError: If it is of another target, or its tokens cannot be this one's.
+        """
+
+    def read(self, received: ReceivedEvent) -> SegmentStates | None:
+        """Return the states of an event that was followed; None if its beginning is not known."""
 
 
 class FeatureStore(Protocol):

@@ -21,17 +21,13 @@ import torch
 
 from learner.gate import GateSettings
 from learner.lifecycle import Lifecycle, Step
-from learner.ports import ArtifactStore, ReleaseBoard, StoredVersion
+from learner.ports import ArtifactStore, FencedError, ReleaseBoard, StoredVersion
 from schemas.events import DrafterReleased, ReleaseState, VerificationEvent, Watermark
 
 logger = logging.getLogger(__name__)
 
 ON_TRIAL = (ReleaseState.CANDIDATE, ReleaseState.SHADOW, ReleaseState.CANARY)
 """States of a version beside the live one that is at work."""
-
-
-class FencedError(Exception):
-    """Somebody else has moved this drafter; the message names it and both versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,18 @@ class _Kept:
     offset: int
     num_bytes: int
     segment: Segment | None
+    first_offset: int
+
+    def state(self) -> list[int]:
+        """Return it as JSON; where reading must begin only if that is before its offset."""
+        state = [self.partition, self.offset, self.num_bytes]
+        return state if self.first_offset == self.offset else [*state, self.first_offset]
+
+    @classmethod
+    def of_state(cls, state: Sequence[int]) -> _Kept:
+        """Return what ``state`` described, its segment still to be read."""
+        partition, offset, size = state[:3]
+        return cls(partition, offset, size, None, state[3] if len(state) > 3 else offset)
 
 
 @dataclass(slots=True)
@@ -98,7 +110,9 @@ class StreamReservoirs:
             return
         for stream, other in self._stream_to_sample.items():
             _shrink(other, quota - (size if stream == segment.stream else 0), rng)
-        sample.kept.append(_Kept(segment.partition, segment.offset, size, segment))
+        sample.kept.append(
+            _Kept(segment.partition, segment.offset, size, segment, segment.first_offset)
+        )
 
     def restore(self, segment: Segment) -> None:
         """Put a segment that was read again back into its place; pass over others."""
@@ -114,10 +128,11 @@ class StreamReservoirs:
             ]
 
     def first_offsets(self) -> dict[int, int]:
-        """Return per partition the offset of the oldest segment kept."""
+        """Return per partition where reading must begin to have every segment again."""
         offsets: dict[int, int] = {}
         for one in self._all():
-            offsets[one.partition] = min(one.offset, offsets.get(one.partition, one.offset))
+            known = offsets.get(one.partition, one.first_offset)
+            offsets[one.partition] = min(known, one.first_offset)
         return offsets
 
     def state(self) -> dict[str, Any]:
@@ -125,7 +140,7 @@ class StreamReservoirs:
         return {
             stream: {
                 "num_seen": sample.num_seen,
-                "kept": [[one.partition, one.offset, one.num_bytes] for one in sample.kept],
+                "kept": [one.state() for one in sample.kept],
             }
             for stream, sample in self._stream_to_sample.items()
         }
@@ -135,7 +150,7 @@ class StreamReservoirs:
         self._stream_to_sample = {
             stream: _Sample(
                 one["num_seen"],
-                [_Kept(partition, offset, size, None) for partition, offset, size in one["kept"]],
+                [_Kept.of_state(kept) for kept in one["kept"]],
             )
             for stream, one in state.items()
         }

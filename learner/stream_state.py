@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from learner.carried import copied, over_pool, packed, unpacked
 from learner.cost import CostSums
-from learner.feedback import Contained, drafter_positions, event_losses
+from learner.event_learning import learn_from
+from learner.feedback import Contained, drafter_positions
 from learner.measures import Estimator
 from learner.ports import ReceivedEvent
 from learner.prior import PriorSettings, StreamPrior
@@ -79,10 +80,11 @@ class StreamState:
         event, carries = received.event, _is_carried(settings.policy)
         pool = self if event.drafters == self.drafters else self._with_drafters_of(event, settings)
         places = drafter_positions(event.drafters, pool.drafters)
-        losses = event_losses(
+        taken = learn_from(
             event,
-            places=places,
-            num_drafters=len(pool.drafters),
+            places,
+            (pool.prior, pool.cost),
+            settings.prior,
             estimator=settings.estimator,
             length_weight=settings.length_weight,
             policy_loss=settings.policy.loss if carries else None,
@@ -91,9 +93,9 @@ class StreamState:
             stream=self.stream,
             version=self.version + 1,
             drafters=pool.drafters,
-            prior=pool.prior.learned(losses.evidence, settings.prior),
-            cost=pool.cost.learned(event, places, decay=settings.prior.decay),
-            policy=pool._learned_policy(event, places, losses.of_policy, settings.policy),
+            prior=taken.prior,
+            cost=taken.cost,
+            policy=pool._learned_policy(event, places, taken.losses, settings.policy),
             contained=self.contained.with_event(received),
         )
         if event.drafters == state.drafters:

@@ -18,25 +18,30 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from learner.examples import ExampleMemory, Segment, TrainingBatch
+from learner.examples import ExampleMemory, Segment, TrainingBatch, spread_examples
 from learner.expert_keeper import ExpertKeeper
 from learner.feedback import Contained, Standing
 from learner.gate import GateSettings
 from learner.ports import ArtifactStore, ReceivedEvent, ReleaseBoard, StoreError
-from learner.release_desk import DrafterIdentity, FencedError, ReleaseDesk, TrainedWeights
+from learner.release_desk import DrafterIdentity, ReleaseDesk, TrainedWeights
 from learner.reservoir import StreamReservoirs
 from learner.spawning import SpawnSettings
 from learner.updates import DEFAULT_RULE
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 from learner.updates.registry import parse_rule
-from learner.updates.rule import StepReport, UpdateRefusedError, Weights, on_device
+from learner.updates.rule import (
+    StepReport,
+    UpdateRefusedError,
+    WeighingRule,
+    Weights,
+    on_device,
+)
 from schemas.events import DrafterReleased, Watermark
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
     "DrafterTrainer",
-    "FencedError",
     "TrainableDrafter",
     "TrainingSettings",
 ]
@@ -187,6 +192,11 @@ class DrafterTrainer:
         return self._num_updates
 
     @property
+    def update_seconds(self) -> float:
+        """What training has taken since the live version, its share of having states included."""
+        return self._update_seconds
+
+    @property
     def expert_ids(self) -> tuple[str, ...]:
         """Ids under which the drafter as it was is kept."""
         return self._keeper.expert_ids if self._keeper else ()
@@ -194,6 +204,15 @@ class DrafterTrainer:
     def start_offsets(self) -> Mapping[int, int]:
         """Return per partition where reading must begin to rebuild the memory."""
         return self._resume_from
+
+    def needs(self, received: ReceivedEvent) -> bool:
+        """Tell whether ``take`` would do something with the event's segment."""
+        partition, offset = received.partition, received.offset
+        if offset < self._partition_to_next.get(partition, 0):
+            return False
+        standing = self._partition_to_contained.get(partition, Contained()).standing(received)
+        is_copy = offset in self._partition_to_copies.get(partition, ())
+        return standing is not Standing.LATE and not is_copy
 
     def take(self, received: ReceivedEvent, segment: Segment | None) -> None:
         """Remember the event's segment; train on it if it is new, and release when it is time.
@@ -222,6 +241,7 @@ class DrafterTrainer:
         if self._keeper is not None and self._desk.live is not None:
             self._keeper.observe(received.event, self._desk.live.version, self._training_window)
         if segment is not None:
+            self._update_seconds += segment.state_seconds
             self._train(segment, self._updates_when_served(received))
             self._num_unreleased += 1
         is_due = self._num_unreleased >= self._settings.release_every_events
@@ -278,6 +298,7 @@ class DrafterTrainer:
         settings = self._settings
         rng = np.random.default_rng([settings.seed, segment.partition, segment.offset])
         began = time.perf_counter()
+        self._weigh(segment)
         for _ in range(settings.steps_per_event):
             batch = self._memory.draw(
                 settings.batch_size,
@@ -297,6 +318,16 @@ class DrafterTrainer:
                 self.num_refused_steps += 1
                 logger.warning("%s: %s", self.drafter.drafter_id, error)
         self._update_seconds += time.perf_counter() - began
+
+    def _weigh(self, segment: Segment) -> None:
+        """Let a rule of several experts see how they do on what none has learned from."""
+        if not isinstance(self._update, WeighingRule):
+            return
+        fresh = spread_examples(
+            segment, self._settings.num_levels, num_context=self.drafter.num_context
+        )
+        if fresh is not None:
+            self._update.weigh(partial(self.drafter.loss, batch=fresh.to(self.drafter.device)))
 
     def _training_window(self) -> Watermark:
         offsets: dict[int, int] = {}

@@ -172,5 +172,8 @@ class Trial:
     def _sums(self) -> PairedSums:
         counts, new, old = zip(*self.request_to_sums.values(), strict=True)
         return PairedSums(
-            num_windows=np.array(counts), new_lengths=np.array(new), old_lengths=np.array(old)
+            num_windows=np.array(counts),
+            new_lengths=np.array(new),
+            old_lengths=np.array(old),
+            streams=[self.request_to_stream[key] for key in self.request_to_sums],
         )

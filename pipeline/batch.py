@@ -13,14 +13,16 @@ from rich.progress import track
 from inference.engine import PromptTooLongError
 from inference.sampling import SamplingParams
 from inference.worker import Request
+from pipeline.configuration.settings import Settings
 from pipeline.locks import only_one
+from pipeline.messaging.event_logs import open_log
 from pipeline.prompts import Prompt, read_prompts
-from pipeline.settings import Settings
-from pipeline.wiring import RunningWorker, open_log, open_target, start_worker
+from pipeline.wiring import RunningWorker, open_target, start_worker
 from schemas import checks
+from schemas.errors import KnownError
 
 
-class UnsentEventsError(Exception):
+class UnsentEventsError(KnownError):
     """Answers were written, but what they taught did not reach the event log."""
 
 

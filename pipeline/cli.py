@@ -14,13 +14,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipeline.cli_bench import add_bench_commands
-from pipeline.cli_data import add_data_commands
-from pipeline.cli_drafters import drafters
-from pipeline.cli_serving import add_bench, add_commands
-from pipeline.cli_topics import topics
-from pipeline.settings import Settings, SettingsError, load_settings
+from pipeline.commands.bench import add_bench_commands
+from pipeline.commands.data import add_data_commands
+from pipeline.commands.drafters import drafters
+from pipeline.commands.options import ConfigOption, JsonOption
+from pipeline.commands.serving import add_bench, add_commands
+from pipeline.commands.topics import topics
+from pipeline.configuration.settings import Settings, load_settings
 from pipeline.signals import stop_on_signals
+from schemas.errors import KnownError
 
 app = typer.Typer(
     name="draftloop",
@@ -34,12 +36,6 @@ app.add_typer(bench, name="bench", no_args_is_help=True)
 add_bench_commands(bench)
 app.add_typer(topics, name="topics", no_args_is_help=True)
 app.add_typer(drafters, name="drafters", no_args_is_help=True)
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", help="Settings file; default: $DRAFTLOOP_CONFIG, draftloop.toml."),
-]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")]
 
 console = Console(stderr=True)
 
@@ -65,6 +61,9 @@ def demo(
     minutes: Annotated[
         float, typer.Option(min=0.0, help="Longest time of serving; 0 = no limit.")
     ] = 4.0,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="New weights pass the gate before they serve (slower).")
+    ] = False,
     json_file: JsonOption = None,
 ) -> None:
     """Watch drafters learn from traffic and follow a domain shift on a real model.
@@ -72,7 +71,7 @@ def demo(
     Starts the real services (worker, learner, archiver) over the embedded event log, serves the
     prompts domain by domain, and writes the replay report.
     """
-    from pipeline.demo import DemoOptions, run_demo
+    from pipeline.demo.demo import DemoOptions, run_demo
 
     # Ended like any command, so that learner and archiver are ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -86,6 +85,7 @@ def demo(
             phase_tokens=tuple(phase_tokens or ()),
             minutes=0.0 if check else minutes,
             json_file=json_file,
+            has_gate=gate,
         ),
         Console(),
     )
@@ -95,9 +95,9 @@ def demo(
 def learner(config: ConfigOption = None) -> None:
     """Learn selection and weights from verification events until told to stop."""
     from pipeline.learning import LEARNER, run_learner
-    from pipeline.logs import start_logging
-    from pipeline.services import open_page
-    from pipeline.wiring import open_log_patiently
+    from pipeline.messaging.outages import open_log_patiently
+    from pipeline.operations.logs import start_logging
+    from pipeline.operations.services import open_page
 
     settings = _settings(config)
     start_logging(settings.logs, "learner")
@@ -113,8 +113,8 @@ def learner(config: ConfigOption = None) -> None:
 @app.command(epilog="Example: [bold]draftloop scheduler --config draftloop.toml[/bold]")
 def scheduler(config: ConfigOption = None) -> None:
     """Refresh heads, compact the log and report regret by the clock until told to stop."""
+    from pipeline.operations.services import open_page
     from pipeline.schedule import run_scheduler
-    from pipeline.services import open_page
 
     settings = _settings(config)
     with open_page(settings, "scheduler") as page:
@@ -124,10 +124,11 @@ def scheduler(config: ConfigOption = None) -> None:
 @app.command(epilog="Example: [bold]draftloop archiver --config draftloop.toml[/bold]")
 def archiver(config: ConfigOption = None) -> None:
     """Write verification events to the Parquet log until told to stop."""
-    from pipeline.logs import start_logging
-    from pipeline.service_watch import ArchiverMetrics
-    from pipeline.services import open_page
-    from pipeline.wiring import build_archiver, open_log_patiently
+    from pipeline.archiving import build_archiver
+    from pipeline.messaging.outages import open_log_patiently
+    from pipeline.operations.logs import start_logging
+    from pipeline.operations.service_watch import ArchiverMetrics
+    from pipeline.operations.services import open_page
 
     settings = _settings(config)
     start_logging(settings.logs, "archiver")
@@ -354,22 +355,11 @@ def main() -> None:
     )
     try:
         app(prog_name="draftloop")
-    except Exception as error:
-        if not _is_known(error):
-            raise
+    except KnownError as error:
         console.print(
             f"[red]draftloop:[/red] {escape(str(error))}", highlight=False, soft_wrap=True
         )
         sys.exit(2)
-
-
-def _is_known(error: Exception) -> bool:
-    """Whether the error says by itself what is wrong and what to do."""
-    if isinstance(error, SettingsError):
-        return True
-    from pipeline.known_errors import KNOWN_ERRORS
-
-    return isinstance(error, KNOWN_ERRORS)
 
 
 def _settings(config: Path | None) -> Settings:

@@ -6,11 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from learner.ports import RefusedEvents, ReleaseBoard, Trainer
-from learner.training import FencedError
-from pipeline.boards import LogEventSource
+from learner.ports import FencedError, RefusedEvents, ReleaseBoard, Trainer
 from pipeline.eventlog.kafka_membership import ChangeKind, KafkaMembership
 from pipeline.eventlog.ports import EventLog
+from pipeline.messaging.boards import LogEventSource
 from schemas.events import DrafterReleased
 from schemas.topics import VERIFICATION_EVENTS
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import KnownError
 
-class OutputError(Exception):
+
+class OutputError(KnownError):
     """A result could not be written; the message names the file and the reason."""
 
 

@@ -8,29 +8,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from learner.ports import EventSource
-from learner.service import PolicyLearner
-from learner.training import FencedError
-from pipeline.boards import LogRefusedEvents
+from learner.ports import EventSource, FencedError
+from learner.selection import parse_policy
+from learner.service import LearnerSettings, PolicyLearner
+from learner.stream_state import StreamSettings
+from pipeline.clock import utc_now
+from pipeline.configuration.settings import Settings
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
 from pipeline.locks import only_one
-from pipeline.outages import run_through_outages
-from pipeline.service_page import ServicePage
-from pipeline.service_watch import LearnerMetrics, WatchedSource
-from pipeline.settings import Settings
-from pipeline.wiring import (
-    Progress,
-    build_learner,
-    build_trainer,
-    is_training,
-    release_board,
-)
+from pipeline.messaging.boards import LogEventSource, LogPolicyBoard, LogRefusedEvents
+from pipeline.messaging.outages import run_through_outages
+from pipeline.operations.service_page import ServicePage
+from pipeline.operations.service_watch import LearnerMetrics, WatchedSource
+from pipeline.releases.release_history import release_board
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
 
 if TYPE_CHECKING:
     from pipeline.elected_training import ElectedTraining
     from pipeline.eventlog.kafka import KafkaEventLog
+    from pipeline.wiring import Progress
 
 LEARNER = "learner"
 JOIN_SECONDS = 10.0
@@ -111,7 +108,7 @@ def _run_in_groups(
 ) -> None:
     # Imported here: without a broker nothing of its client is loaded.
     from pipeline.eventlog.kafka import KafkaEventLog
-    from pipeline.group_source import GroupEventSource
+    from pipeline.messaging.group_source import GroupEventSource
 
     assert isinstance(log, KafkaEventLog)
     training = _elected_training(settings, log, progress) if is_training(settings) else None
@@ -133,6 +130,7 @@ def _elected_training(
     settings: Settings, log: KafkaEventLog, progress: Progress | None
 ) -> ElectedTraining:
     from pipeline.elected_training import GROUP, ElectedReleases, ElectedTraining
+    from pipeline.training import build_trainer
 
     member = log.member(DRAFTER_RELEASES, GROUP)
     board = ElectedReleases(release_board(settings, log), member)
@@ -178,3 +176,51 @@ class _Beside:
         except BaseException as error:
             self._error = error
             self._stop.set()
+
+
+def is_training(settings: Settings) -> bool:
+    """Tell whether there are weights to train, and this process may train them."""
+    heads = [drafter for drafter in settings.drafters if drafter.is_trained]
+    may_train = settings.learner.steps_per_event and settings.worker.num_speculative_tokens
+    return bool(heads and may_train)
+
+
+def build_learner(
+    settings: Settings,
+    log: EventLog,
+    *,
+    progress: Progress | None = None,
+    source: EventSource | None = None,
+    watch: Callable[[EventSource], EventSource] = lambda source: source,
+) -> PolicyLearner:
+    """Build the learner; heads of the pool that were never released are released untrained.
+
+    Args:
+        settings: Of the learner.
+        log: The event log.
+        progress: Told what takes long.
+        source: Where the events come from, if several learners share them; weights are then
+            trained elsewhere.
+        watch: Wraps the source, to see what is read.
+    """
+    one = settings.learner
+    trains_here = source is None and is_training(settings)
+    trainer = None
+    if trains_here:
+        # Here alone: a learner of selection needs no target, and none of its libraries.
+        from pipeline.training import build_trainer
+
+        trainer = build_trainer(settings, release_board(settings, log), progress=progress)
+    return PolicyLearner(
+        watch(source or LogEventSource(log, range(log.num_partitions(VERIFICATION_EVENTS)))),
+        LogPolicyBoard(log, source=one.learner_id),
+        LearnerSettings(
+            learner_id=one.learner_id,
+            publish_every_events=one.publish_policy_every_events,
+            publish_seconds=one.publish_policy_every_seconds,
+            streams=StreamSettings(policy=parse_policy(settings.worker.policy)),
+        ),
+        now=utc_now,
+        trainer=trainer,
+        refused=LogRefusedEvents(log),
+    )

@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from schemas.errors import KnownError
+
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 
 
-class BenchError(Exception):
+class BenchError(KnownError):
     """The benchmark could not be finished; the message says how far it came."""
 
 
-class NoBrokerError(Exception):
+class NoBrokerError(KnownError):
     """There is no broker to talk to; the message says what to do."""
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from schemas.errors import KnownError
 
-class LockError(Exception):
+
+class LockError(KnownError):
     """A lock could not be had; the message names the folder and the cure."""
 
 

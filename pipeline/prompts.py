@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.checks import IDENTIFIER
+from schemas.errors import KnownError
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 DEFAULT_DOMAIN = "default"
 KEYS = {"domain", "prompt"}
 
 
-class PromptsError(Exception):
+class PromptsError(KnownError):
     """A prompts file cannot be used; the message is one line: file, line number, what is wrong."""
 
 

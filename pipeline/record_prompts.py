@@ -12,15 +12,16 @@ from inference.model_files import resolve_target
 from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
+from pipeline.archive.recording_log import refuse_existing
 from pipeline.bench.conversations import read_conversations
-from pipeline.drafters import pool_drafters
-from pipeline.heads import HeadLoader
-from pipeline.inbox import LogInbox
+from pipeline.configuration.settings import Settings
+from pipeline.messaging.event_logs import open_log
+from pipeline.messaging.inbox import LogInbox
 from pipeline.recording import Recorded, RecordingOptions, record
-from pipeline.recording_log import refuse_existing
-from pipeline.registry import DrafterRegistry
-from pipeline.settings import Settings
-from pipeline.wiring import open_log, open_target
+from pipeline.releases.drafters import pool_drafters
+from pipeline.releases.heads import HeadLoader
+from pipeline.releases.registry import DrafterRegistry
+from pipeline.wiring import open_target
 
 
 def record_prompts(

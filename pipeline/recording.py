@@ -22,10 +22,10 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Completion, Request, Worker, WorkerOptions
+from pipeline.archive.recording_log import RecordingExistsError, RecordingLog
 from pipeline.bench.conversations import Conversation
 from pipeline.json_files import write_json
 from pipeline.locks import only_one
-from pipeline.recording_log import RecordingExistsError, RecordingLog
 from schemas.events import FinishReason, PolicyPublished
 
 FORECAST_AFTER = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from learner.selection import DEFAULT_POLICY
 from pipeline.json_files import write_json
+from pipeline.releases.release_rows import release_rows
 from replay.analysis import Analysis, ReplayOptions, analyse
 from replay.report import write_report
 from replay.summary import ReplaySummary
@@ -87,6 +88,8 @@ def replay_log(log: Path, asked: ReplayRequest, *, console: Console) -> Analysis
 
         generator = np.random.default_rng(SEED)
         analysis = analyse(log, generator, options=asked.options, on_request=on_request)
+        summary = replace(analysis.summary, releases=release_rows(log))
+        analysis = replace(analysis, summary=summary)
         if asked.report is not None:
             progress.update(task, description="writing the report")
             write_report(analysis, asked.report)

@@ -26,10 +26,11 @@ from apscheduler.triggers.cron import CronTrigger
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipeline.configuration.settings import Settings
 from pipeline.locks import LockError, only_one
-from pipeline.loops import PREFIX
-from pipeline.service_page import ServicePage
-from pipeline.settings import Settings
+from pipeline.operations.loops import PREFIX
+from pipeline.operations.service_page import ServicePage
+from schemas.errors import KnownError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ _OUTCOMES = {
 }
 
 
-class ScheduleError(Exception):
+class ScheduleError(KnownError):
     """There is nothing to run; the message says which keys would change that."""
 
 
@@ -223,8 +224,10 @@ def refresh(settings: Settings, must_end: Callable[[], bool]) -> int:
         Number of events read.
     """
     # Imported here: the schedules are read without torch.
-    from pipeline.boards import LogEventSource, LogRefusedEvents
-    from pipeline.wiring import build_trainer, open_log, release_board
+    from pipeline.messaging.boards import LogEventSource, LogRefusedEvents
+    from pipeline.messaging.event_logs import open_log
+    from pipeline.releases.release_history import release_board
+    from pipeline.training import build_trainer
     from schemas.topics import VERIFICATION_EVENTS
 
     num_read = 0
@@ -255,8 +258,8 @@ def refresh(settings: Settings, must_end: Callable[[], bool]) -> int:
 
 
 def _compact(settings: Settings) -> None:
-    from pipeline.log_compaction import compact_log
-    from pipeline.wiring import utc_now
+    from pipeline.archive.log_compaction import compact_log
+    from pipeline.clock import utc_now
     from schemas.topics import VERIFICATION_EVENTS
 
     done = compact_log(settings.data, VERIFICATION_EVENTS, utc_now())
@@ -264,8 +267,8 @@ def _compact(settings: Settings) -> None:
 
 
 def _retain(settings: Settings, must_end: Callable[[], bool]) -> None:
-    from pipeline.retention import retain
-    from pipeline.wiring import utc_now
+    from pipeline.archive.retention import retain
+    from pipeline.clock import utc_now
 
     retain(settings, utc_now(), must_end)
 

@@ -20,13 +20,14 @@ from inference.server.app import OpenAiServer, build_app
 from inference.server.options import KeyRing, ServerOptions
 from inference.target import Target
 from inference.worker import Completion
-from pipeline.boards import LogReleaseBoard
+from pipeline.configuration.server_settings import ServerSettings
+from pipeline.configuration.settings import Settings, SettingsError
 from pipeline.locks import only_one
-from pipeline.metrics import Reading, WorkerMetrics
-from pipeline.server_settings import ServerSettings
-from pipeline.settings import Settings, SettingsError
-from pipeline.traces import TraceContexts
-from pipeline.wiring import RunningWorker, bare_log, open_target, start_worker
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.event_logs import bare_log
+from pipeline.messaging.traces import TraceContexts
+from pipeline.operations.metrics import Reading, WorkerMetrics
+from pipeline.wiring import RunningWorker, open_target, start_worker
 from schemas.events import VerificationEvent
 
 GRACE_SECONDS = 3

@@ -11,6 +11,7 @@ from replay.summary import (
     DrafterRow,
     OffPolicyRow,
     RegretRow,
+    ReleaseRow,
     ReplaySummary,
     StreamRow,
 )
@@ -28,6 +29,8 @@ def tables(summary: ReplaySummary) -> str:
         parts.append(_policy_table(summary))
     if summary.off_policy:
         parts.append(_off_policy_table(summary.off_policy))
+    if summary.releases:
+        parts.append(_release_table(summary.releases))
     parts.append(_domain_table(summary.domains))
     parts.append(_stream_table(summary.streams))
     parts.append(_problem_table(summary))
@@ -272,6 +275,35 @@ def _stream_table(rows: Sequence[StreamRow]) -> str:
         ],
         "No streams.",
     )
+
+
+def _release_table(rows: Sequence[ReleaseRow]) -> str:
+    return _table(
+        "Releases",
+        "What the gate found, tokens per verification on the same windows. One stream in which a "
+        "version is surely worse refuses it. Brackets: interval of the gate's look.",
+        ["Drafter", "State", "Stream", "Version", "Windows", "New", "Old", "Difference"],
+        [
+            [
+                escape(row.drafter_id),
+                escape(row.state),
+                f"{row.num_streams} others" if row.stream == "" else _stream_name(row.stream),
+                f"{row.version:,}",
+                f"{row.num_windows:,}",
+                _cell(row.new_acceptance_length),
+                _cell(row.old_acceptance_length),
+                _range(_gain(row), row.difference_low, row.difference_high, "+.3f"),
+            ]
+            for row in reversed(rows)
+        ],
+        "Nothing was released.",
+        num_text_columns=3,
+    )
+
+
+def _gain(row: ReleaseRow) -> float | None:
+    new, old = row.new_acceptance_length, row.old_acceptance_length
+    return None if new is None or old is None else new - old
 
 
 def _problem_table(summary: ReplaySummary) -> str:

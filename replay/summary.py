@@ -200,6 +200,28 @@ class OffPolicyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseRow:
+    """What the gate found when a version changed its state, in one stream or in all (None).
+
+    ``stream`` is empty for those that the evidence does not name, ``num_streams`` of them. Lengths
+    and the interval of their difference are in tokens per verification, bonus included.
+    """
+
+    drafter_id: str
+    version: int
+    state: str
+    produced_at: str
+    stream: str | None
+    num_streams: int | None
+    num_requests: int | None
+    num_windows: int
+    new_acceptance_length: float | None
+    old_acceptance_length: float | None
+    difference_low: float | None
+    difference_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RerunCheck:
     """Whether the log agrees with itself.
 
@@ -229,6 +251,7 @@ class ReplaySummary:
         is_partial: Something of the log is missing or could not be read: see ``notes``.
         off_policy: Estimates of the policies where the log knows only what was played; else empty.
         notes: Sentences on what is partial or missing in this log, and why.
+        releases: Decisions of the gate, if the log is a data folder that holds some.
     """
 
     log: LogSummary
@@ -246,6 +269,7 @@ class ReplaySummary:
     off_policy: tuple[OffPolicyRow, ...]
     check: RerunCheck
     notes: tuple[str, ...]
+    releases: tuple[ReleaseRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON types; docs/replay.md lists the keys."""

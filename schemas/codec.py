@@ -24,6 +24,11 @@ MAGIC = 0
 _FRAME = struct.Struct(">bI")
 
 
+def frame(schema_id: int) -> bytes:
+    """Return what stands before the body of a message written with this schema."""
+    return _FRAME.pack(MAGIC, schema_id)
+
+
 def encode(message: Message, *, table: SchemaTable = PACKAGED) -> bytes:
     """Return the framed bytes of a message, written with its newest schema."""
     if isinstance(message, VerificationEvent):
@@ -93,7 +98,7 @@ def _write(message_name: str, record: dict[str, Any], table: SchemaTable) -> byt
     schema = table.newest[message_name]
     record["schema_version"] = schema.version
     stream = io.BytesIO()
-    stream.write(_FRAME.pack(MAGIC, schema.schema_id))
+    stream.write(frame(schema.schema_id))
     fastavro.schemaless_writer(stream, schema.parsed, record)
     return stream.getvalue()
 

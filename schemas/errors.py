@@ -1,9 +1,13 @@
-"""The one error that every refusal of a contract raises."""
+"""Errors that say by themselves what is wrong, and the one that refuses a broken contract."""
 
 from __future__ import annotations
 
 
-class ContractError(ValueError):
+class KnownError(Exception):
+    """Meant for the user: one line that names the thing and the cure."""
+
+
+class ContractError(KnownError, ValueError):
     """A message breaks its contract.
 
     Attributes:

@@ -322,12 +322,35 @@ class PolicyPublished:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StreamComparison:
+    """What ``GateEvidence`` says, of the requests of one stream, or of all streams not named.
+
+    ``stream`` is empty for those that are not named, ``num_streams`` of them together. The interval
+    is wider than that of all streams: the gate's error is shared among those that it judges. NaN
+    below 2 requests.
+    """
+
+    stream: str
+    num_streams: int
+    num_requests: int
+    num_windows: int
+    new_acceptance_length: float
+    old_acceptance_length: float
+    difference_low: float
+    difference_high: float
+
+    def __post_init__(self) -> None:
+        state_checks.stream_comparison(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GateEvidence:
     """Acceptance length of the released and the previous version on the same windows.
 
     Lengths are mean acceptance lengths, bonus included, with an interval of the paired
     difference, as wide as the gate's look asks for; NaN where nothing was compared (a first
-    version).
+    version). ``streams`` says the same of single streams, those where the version is surely worse
+    first, then those with the most windows, and last the rest together.
     """
 
     num_windows: int
@@ -335,6 +358,7 @@ class GateEvidence:
     old_acceptance_length: float
     difference_low: float
     difference_high: float
+    streams: tuple[StreamComparison, ...] = ()
 
     def __post_init__(self) -> None:
         state_checks.gate_evidence(self)

@@ -85,16 +85,34 @@ def _cost(cost: events.CostModel, shape: tuple[int, ...]) -> None:
 
 def gate_evidence(evidence: events.GateEvidence) -> None:
     """Check one comparison of two versions."""
-    count("evidence.num_windows", evidence.num_windows)
+    _comparison("evidence", evidence)
+    names = [one.stream for one in evidence.streams]
+    if len(set(names)) != len(names):
+        raise ContractError("evidence.streams", found=names, expected="every stream once")
+
+
+def stream_comparison(one: events.StreamComparison) -> None:
+    """Check the comparison of two versions in one stream, or in those that are not named."""
+    path = "evidence.streams"
+    if one.stream:
+        identifier(f"{path}.stream", one.stream)
+        count(f"{path}.num_streams", one.num_streams, 1, 1)
+    count(f"{path}.num_streams", one.num_streams, 1)
+    count(f"{path}.num_requests", one.num_requests, 1)
+    _comparison(path, one)
+
+
+def _comparison(path: str, one: events.GateEvidence | events.StreamComparison) -> None:
+    count(f"{path}.num_windows", one.num_windows)
     for name in ("new_acceptance_length", "old_acceptance_length"):
-        finite(f"evidence.{name}", getattr(evidence, name), 1.0, nan_allowed=True)
-    finite("evidence.difference_low", evidence.difference_low, nan_allowed=True)
-    finite("evidence.difference_high", evidence.difference_high, nan_allowed=True)
-    if evidence.difference_low > evidence.difference_high:
+        finite(f"{path}.{name}", getattr(one, name), 1.0, nan_allowed=True)
+    finite(f"{path}.difference_low", one.difference_low, nan_allowed=True)
+    finite(f"{path}.difference_high", one.difference_high, nan_allowed=True)
+    if one.difference_low > one.difference_high:
         raise ContractError(
-            "evidence.difference_low",
-            found=evidence.difference_low,
-            expected=f"<= difference_high ({evidence.difference_high})",
+            f"{path}.difference_low",
+            found=one.difference_low,
+            expected=f"<= difference_high ({one.difference_high})",
         )
 
 

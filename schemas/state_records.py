@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from schemas.events import (
     GateEvidence,
     PolicyPublished,
     ReleaseState,
+    StreamComparison,
     Watermark,
 )
 from schemas.packing import (
@@ -139,9 +141,7 @@ def from_drafter_released(release: DrafterReleased) -> Record:
         "produced_at": microseconds(release.produced_at),
         "state": release.state.value,
         "training_window": _from_watermark(release.training_window),
-        "evidence": None
-        if evidence is None
-        else {name: getattr(evidence, name) for name in GateEvidence.__dataclass_fields__},
+        "evidence": None if evidence is None else asdict(evidence),
     }
 
 
@@ -158,8 +158,13 @@ def to_drafter_released(record: Record) -> DrafterReleased:
         produced_at=record["produced_at"],
         state=choice("state", ReleaseState, record["state"]),
         training_window=_to_watermark("training_window", record["training_window"]),
-        evidence=None if evidence is None else GateEvidence(**evidence),
+        evidence=None if evidence is None else _to_evidence(evidence),
     )
+
+
+def _to_evidence(record: Record) -> GateEvidence:
+    streams = tuple(StreamComparison(**one) for one in record["streams"])
+    return GateEvidence(**{**record, "streams": streams})
 
 
 _PLAIN_RELEASE_FIELDS = (

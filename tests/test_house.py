@@ -100,6 +100,17 @@ def test_import_rules_are_kept() -> None:
     assert "ignore_imports" not in str(contracts)
 
 
+def test_services_without_a_target_load_none_of_its_libraries() -> None:
+    code = (
+        "import sys, pipeline.learning, pipeline.archiving, pipeline.commands.topics, "
+        "pipeline.messaging.outages, pipeline.operations.service_watch, "
+        "pipeline.operations.services, pipeline.bench.group\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stdout + run.stderr
+
+
 def test_constraints_pin_every_requirement_inside_its_range() -> None:
     pins = constraints()
     for requirement in declared_requirements():

@@ -11,10 +11,11 @@ from inference.ports import Draft, Predictions, WindowBatch
 from inference.sampling import draw, processed_probs
 from inference.target import Target, TargetSession
 from inference.trajectory import Trajectory
+from schemas.errors import KnownError
 from schemas.events import DrafterVersion
 
 
-class VocabularyMismatchError(ValueError):
+class VocabularyMismatchError(KnownError, ValueError):
     """A drafter's tokens are not the target's tokens."""
 
 

@@ -15,18 +15,17 @@ sure, one position early.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
-from inference.drafters.hydra import FrozenRows, HeadSession, normalised
-from inference.packing import packed_linear
-from inference.ports import Draft, Predictions, WindowBatch
-from inference.sampling import draw
+from inference.drafters.frozen_rows import FrozenRows, normalised
+from inference.drafters.head import HeadDrafter, HeadSession
+from inference.packing import Linear, packed_linear
 from inference.trajectory import Trajectory
-from schemas.events import DrafterVersion
 
 ARCHITECTURE = "convex-linear-1"
 MAPS, PROJECTION = "maps", "projection"
@@ -57,15 +56,39 @@ def convex_features(
     return both if projection is None else F.linear(both, projection)
 
 
-class ConvexDrafter:
-    """One version of one head.
+class ConvexUnroll:
+    """W windows of one head.
 
     Args:
-        drafter_id: Name in the pool.
-        weights_version: Version of ``tensors``.
-        tensors: Of the artifact (``convex_shapes``).
-        rows: What the target lends.
+        state: (W, H), the target's, behind the newest verified token of each.
+        embeddings: (V, H), of the target.
+        maps: M_k; levels beyond those that were trained use the last one.
+        projection: P, or None.
     """
+
+    def __init__(
+        self,
+        state: torch.Tensor,
+        embeddings: torch.Tensor,
+        maps: Sequence[Linear],
+        projection: torch.Tensor | None,
+    ) -> None:
+        self._state = state
+        self._embeddings = embeddings
+        self._maps, self._projection = maps, projection
+        self._level = 0
+
+    def step(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Go one level further, told the newest tokens (W,); return (W, H)."""
+        embedding = normalised(self._embeddings[token_ids])
+        features = convex_features(self._state, embedding, self._projection)
+        mapped = self._maps[min(self._level, len(self._maps) - 1)](features)
+        self._level += 1
+        return SURENESS * self._state + mapped
+
+
+class ConvexDrafter(HeadDrafter):
+    """One version of one head, of the tensors of an artifact (``HeadDrafter``)."""
 
     def __init__(
         self,
@@ -74,33 +97,12 @@ class ConvexDrafter:
         tensors: Mapping[str, torch.Tensor],
         rows: FrozenRows,
     ) -> None:
-        self.version = DrafterVersion(
-            drafter_id=drafter_id,
-            weights_version=weights_version,
-            draft_vocabulary_hash=rows.vocabulary.sha256,
-        )
-        self.weights = {name: tensor.to(rows.head) for name, tensor in tensors.items()}
-        self.rows = rows
-        self._maps = [packed_linear(one.contiguous()) for one in self.weights[MAPS]]
+        super().__init__(drafter_id, weights_version, tensors, rows)
+        self.maps = [packed_linear(one.contiguous()) for one in self.weights[MAPS]]
 
     def start(self, trajectory: Trajectory, *, stream: str, draws_drafts: bool) -> ConvexSession:
         """Begin a request; a head keeps nothing between rounds."""
         return ConvexSession(self, trajectory, draws_drafts=draws_drafts)
-
-    def scaled_state(
-        self, state: torch.Tensor, token_ids: torch.Tensor, level: int
-    ) -> torch.Tensor:
-        """Return what the head rows are multiplied with at a level, (W, H).
-
-        Args:
-            state: (W, H), of the target.
-            token_ids: int64 (W,), the newest tokens.
-            level: From 0; levels beyond those that were trained use the last one's map.
-        """
-        embedding = normalised(self.rows.embeddings[token_ids])
-        features = convex_features(state, embedding, self.weights.get(PROJECTION))
-        mapped = self._maps[min(level, len(self._maps) - 1)](features)
-        return SURENESS * state + mapped
 
 
 class ConvexSession(HeadSession):
@@ -110,42 +112,11 @@ class ConvexSession(HeadSession):
         self, drafter: ConvexDrafter, trajectory: Trajectory, *, draws_drafts: bool
     ) -> None:
         super().__init__(drafter.rows, trajectory, draws_drafts=draws_drafts)
-        self.drafter = drafter
+        self._drafter = drafter
 
-    @torch.inference_mode()
-    def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
-        """Propose from the state behind the newest verified token."""
-        self.seen.catch_up()
-        length = len(self.trajectory)
-        before = np.array([length])
-        state = self.trajectory.hidden(length - 1, length)
-        token_id = self.trajectory.token_ids[-1]
-        token_ids: list[int] = []
-        probs: list[torch.Tensor] = []
-        for level in range(num_tokens):
-            scaled = self.drafter.scaled_state(state, torch.tensor([token_id]), level)
-            logits = self.logits(self.rows.logits(scaled), scaled, before)
-            if self.draws_drafts:
-                probs.append(self.full_probs(logits)[0])
-                token_id = draw(probs[-1][None], rng.random(1))[0]
-            else:
-                token_id = int(self.best(logits)[0])
-            token_ids.append(token_id)
-        return Draft(
-            token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
+    def unroll(self, starts: NDArray[np.int64]) -> ConvexUnroll:
+        """Begin at the target's states."""
+        projection = self._drafter.weights.get(PROJECTION)
+        return ConvexUnroll(
+            self.states(starts), self.rows.embeddings, self._drafter.maps, projection
         )
-
-    @torch.inference_mode()
-    def predict(self, windows: WindowBatch) -> Predictions:
-        """Read every level of verified windows, told the verified tokens."""
-        self.seen.catch_up()
-        first, last = int(windows.starts[0]) - 1, int(windows.starts[-1])
-        states = self.trajectory.hidden(first, last)[torch.from_numpy(windows.starts - 1 - first)]
-        verified = np.asarray(self.trajectory.token_ids, dtype=np.int64)
-        found: list[torch.Tensor] = []
-        for level in range(windows.num_known_levels, windows.num_speculative_tokens):
-            newest = verified[np.minimum(windows.starts + level - 1, len(verified) - 1)]
-            scaled = self.drafter.scaled_state(states, torch.from_numpy(newest), level)
-            logits = self.logits(self.rows.logits(scaled), scaled, windows.starts)
-            found.append(self.full_probs(logits) if self.draws_drafts else self.best(logits))
-        return self.predictions(found, windows.num_known_levels)

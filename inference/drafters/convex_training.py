@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,23 +12,18 @@ from inference.drafters.convex import (
     ARCHITECTURE,
     MAPS,
     PROJECTION,
-    SURENESS,
+    ConvexUnroll,
     convex_features,
     convex_shapes,
     random_projection,
 )
-from inference.drafters.hydra import FrozenRows, normalised
-from inference.drafters.hydra_training import VOCABULARY, draft_table
+from inference.drafters.frozen_rows import FrozenRows, normalised
+from inference.drafters.head_training import TrainableHead
 from learner.examples import TrainingBatch
-from learner.updates.losses import (
-    DEFAULT_LOSS,
-    LossSettings,
-    level_weights,
-    unrolled_loss,
-)
+from learner.updates.losses import DEFAULT_LOSS, LossSettings, level_weights
 
 
-class TrainableConvex:
+class TrainableConvex(TrainableHead):
     """Cross-entropy of the linear head over K levels, told the verified tokens; convex.
 
     It is convex for terms that are: the cross-entropies to the emitted token and to the recorded
@@ -43,7 +39,6 @@ class TrainableConvex:
     """
 
     architecture = ARCHITECTURE
-    num_context = 0
 
     def __init__(
         self,
@@ -55,39 +50,24 @@ class TrainableConvex:
         loss_settings: LossSettings = DEFAULT_LOSS,
         seed: int = 0,
     ) -> None:
-        self.drafter_id = drafter_id
-        self.draft_vocabulary_hash = rows.vocabulary.sha256
-        self.vocab_size, self.hidden_size = rows.embeddings.shape
-        self._rows = rows
-        self.device = rows.device
+        super().__init__(drafter_id, rows, loss_settings=loss_settings, seed=seed)
         self._shapes = convex_shapes(num_levels, self.hidden_size, rank)
-        self._loss_settings = loss_settings
-        self._token_to_draft = draft_table(rows)
         self._projection: torch.Tensor | None = None
         if rank is not None:
             generator = torch.Generator().manual_seed(seed)
             projection = random_projection(rank, self.hidden_size, generator)
             self._projection = projection.to(rows.head)
 
-    def initial_weights(self) -> dict[str, torch.Tensor]:
-        """Return maps that are zero."""
-        return {MAPS: torch.zeros(self._shapes[MAPS], device=self.device)}
-
-    def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
-        """Return the mean over examples of the weighted sum over levels."""
-        logits = self._logits(weights[MAPS].to(self._rows.head.dtype), batch)
-        return unrolled_loss(logits, batch, self._token_to_draft, self._loss_settings)
-
     def artifact(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the serving tensors: maps, projection, and the draft vocabulary."""
-        tensors = {MAPS: weights[MAPS].to(self._rows.head.dtype)}
+        tensors = super().artifact(weights)
         if self._projection is not None:
             tensors[PROJECTION] = self._projection
-        return tensors | {VOCABULARY: self._rows.vocabulary.token_ids}
+        return tensors
 
     def features(self, batch: TrainingBatch, level: int) -> torch.Tensor:
         """Return the frozen features of a level, (B, rank or 2 H)."""
-        state = batch.hidden.to(self._rows.head.dtype)
+        state = batch.hidden.to(self._dtype)
         embedding = normalised(self._rows.embeddings[batch.fed_token_ids[:, level]])
         return convex_features(state, embedding, self._projection)
 
@@ -115,9 +95,10 @@ class TrainableConvex:
         ]
         return curvature * rows * sum(squares)
 
-    def _logits(self, maps: torch.Tensor, batch: TrainingBatch) -> Iterator[torch.Tensor]:
-        state = batch.hidden.to(self._rows.head.dtype)
-        for level in range(batch.label_token_ids.shape[1]):
-            chosen = maps[min(level, len(maps) - 1)]
-            scaled = SURENESS * state + F.linear(self.features(batch, level), chosen)
-            yield F.linear(scaled, self._rows.head).float()
+    def _untrained(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return {MAPS: torch.zeros(self._shapes[MAPS])}
+
+    def _unroll(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> ConvexUnroll:
+        maps = [partial(F.linear, weight=one) for one in weights[MAPS]]
+        state = batch.hidden.to(self._dtype)
+        return ConvexUnroll(state, self._rows.embeddings, maps, self._projection)

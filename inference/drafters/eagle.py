@@ -1,75 +1,107 @@
-"""A head of one transformer layer on the target's states, with attention to those before.
+"""A head that is the draft model of EAGLE-3 (Li et al. 2025) on the target's last hidden state.
 
-In the manner of EAGLE (Li et al. 2024): the state that predicted a token is paired with that
-token's embedding, one decoder layer attends over the pairs before it and extrapolates the next
-state, and the target's own frozen head reads it. With ``s`` the target's last hidden state and
-``e`` its frozen, rms-normed embedding of the newest token, each level computes
+One decoder layer of the Llama kind, whose attention reads a pair: the embedding of a token and the
+state that predicted it. With ``s`` that state, ``e`` the target's frozen embedding, and ``norm`` an
+rms_norm with a gain of its own each time, every level computes
 
-    x = F [rms_norm(s), e]
-    a = O attention(Q x, K x' , V x')       over the pairs x' of the last positions and levels
-    s <- s + a + D (silu(G n) * U n)        n = rms_norm(x + a)
-    logits = rows (s * g)
+    x = [norm(e), norm(s)]
+    s <- s + O attention(Q x, K x' , V x')     over the pairs x' of the last positions and levels
+    s <- s + D (silu(G n) * U n)               n = norm(s)
+    logits = rows norm(s)
 
-Attention knows distances by a bias per head; pairs further back than ``num_context`` positions are
-not seen. O and D start at zero and g at one half, so that an untrained head is the target's head,
-less sure, one position early.
+Queries and keys are turned by their positions (RoPE); pairs further back than ``num_context``
+positions are not seen. The first ``s`` is the target's state behind its final norm, as EAGLE-3
+takes it with ``use_aux_hidden_state = false``; the later ones are the head's own. ``rows`` are the
+target's own frozen head rows of the draft vocabulary. O and D start at zero, so an untrained head
+is the target's head, as sure as the final norm makes it, one position early. K starts as Q: then a
+pair attends to itself above all, and learning need not find that first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from inference.drafters.hydra import FrozenRows, HeadSession, normalised
-from inference.ports import Draft, Predictions, WindowBatch
-from inference.sampling import draw
+from inference.drafters.frozen_rows import EPSILON, FrozenRows
+from inference.drafters.head import HeadDrafter, HeadSession
+from inference.packing import Linear, packed_linear
 from inference.trajectory import Trajectory
-from schemas.events import DrafterVersion
 
-ARCHITECTURE = "eagle-layer-1"
+ARCHITECTURE = "eagle3-layer-1"
+SIZES = "sizes"
+"""Tensor of an artifact, int64 (2,): number of heads, ``num_context``; not trained."""
+
+ROPE_THETA = 10_000.0
+
+INITIAL_SCALE = 0.7
+"""Of Q and K: with heads 64 wide most of a pair's attention begins on the pair itself."""
+
+PRODUCTS = ("qkv", "attend", "gate_up", "down")
+NORMS = ("embedding_norm", "state_norm", "inner_norm", "final_norm")
 
 
-def eagle_shapes(
-    hidden_size: int, inner_size: int, num_heads: int, num_context: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter, by name."""
-    square = (hidden_size, hidden_size)
+def eagle_shapes(hidden_size: int, inner_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of an artifact, by name."""
     return {
-        "fuse": (hidden_size, 2 * hidden_size),
-        "query": square,
-        "key": square,
-        "value": square,
-        "attend": square,
-        "distance": (num_heads, num_context + 1),
-        "gate": (inner_size, hidden_size),
-        "up": (inner_size, hidden_size),
+        SIZES: (2,),
+        "qkv": (3 * hidden_size, 2 * hidden_size),
+        "attend": (hidden_size, hidden_size),
+        "gate_up": (2 * inner_size, hidden_size),
         "down": (hidden_size, inner_size),
-        "gain": (hidden_size,),
+        **dict.fromkeys(NORMS, (hidden_size,)),
     }
 
 
 def initial_eagle_weights(
-    hidden_size: int,
-    inner_size: int,
-    num_heads: int,
-    num_context: int,
-    generator: torch.Generator,
+    hidden_size: int, inner_size: int, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
     """Return untrained float32 parameters."""
-    shapes = eagle_shapes(hidden_size, inner_size, num_heads, num_context)
+    shapes = eagle_shapes(hidden_size, inner_size)
     weights = {}
-    for name, shape in shapes.items():
-        bound = math.sqrt(3.0 / shape[-1])
-        weights[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-    for name in ("attend", "down", "distance"):
+    for name in PRODUCTS:
+        bound = math.sqrt(3.0 / shapes[name][-1])
+        weights[name] = torch.empty(shapes[name]).uniform_(-bound, bound, generator=generator)
+    for name in ("attend", "down"):
         weights[name].zero_()
-    weights["gain"].fill_(0.5)
-    return weights
+    query, key, _ = weights["qkv"].chunk(3)
+    key.copy_(query.mul_(INITIAL_SCALE))
+    return weights | {name: torch.ones(hidden_size) for name in NORMS}
+
+
+def refuse_sizes(hidden_size: int, num_heads: int, num_context: int) -> None:
+    """Refuse attention that cannot be.
+
+    Raises:
+        ValueError: If heads are not of one even size, or nothing is seen.
+    """
+    if num_heads < 1 or hidden_size % num_heads or (hidden_size // num_heads) % 2:
+        raise ValueError(
+            f"num_heads={num_heads} does not divide the target's hidden size {hidden_size} into "
+            "heads of an even size"
+        )
+    if num_context < 1:
+        raise ValueError(f"num_context={num_context} outside 1..")
+
+
+def turned(vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Turn vectors by their positions (Su et al. 2021), first half against second half.
+
+    Args:
+        vectors: (..., heads, size).
+        positions: int64 (...).
+    """
+    half = vectors.shape[-1] // 2
+    exponents = torch.arange(half, device=vectors.device, dtype=torch.float32) / half
+    angles = positions.to(vectors.device)[..., None, None] * ROPE_THETA**-exponents
+    cosine, sine = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
+    first, second = vectors[..., :half], vectors[..., half:]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
 
 class EagleLayer:
@@ -77,105 +109,117 @@ class EagleLayer:
 
     Args:
         weights: Parameters by name (``eagle_shapes``).
+        num_heads: Of attention.
+        num_context: Pairs attended to before the newest.
+        product: Makes a product of its weights.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        num_heads: int,
+        num_context: int,
+        product: Callable[[torch.Tensor], Linear] = lambda weight: partial(F.linear, weight=weight),
+    ) -> None:
         self._weights = weights
-        self._num_heads, distances = weights["distance"].shape
-        self.num_context = distances - 1
+        self.num_heads = num_heads
+        self.num_context = num_context
+        self._product = {name: product(weights[name]) for name in PRODUCTS}
 
-    def pair(self, state: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-        """Return x of states (..., H) and the rms-normed embeddings of their tokens (..., H)."""
-        both = torch.cat([normalised(state), embedding], -1)
-        return normalised(F.linear(both, self._weights["fuse"]))
+    def attention_inputs(
+        self, state: torch.Tensor, embedding: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the queries of pairs, and what is attended to of them.
 
-    def keys_and_values(self, pairs: torch.Tensor) -> torch.Tensor:
-        """Return what is attended to, (..., 2, heads, H / heads)."""
-        both = [F.linear(pairs, self._weights[name]) for name in ("key", "value")]
-        return torch.stack([self._split(one) for one in both], dim=-3)
+        Args:
+            state: (..., H).
+            embedding: (..., H), of the target.
+            positions: int64 (...).
+
+        Returns:
+            (..., heads, H / heads) and (..., 2, heads, H / heads).
+        """
+        pair = [self._norm("embedding_norm", embedding), self._norm("state_norm", state)]
+        joint = self._product["qkv"](torch.cat(pair, -1))
+        query, key, value = joint.reshape(*joint.shape[:-1], 3, self.num_heads, -1).unbind(-3)
+        return turned(query, positions), torch.stack([turned(key, positions), value], dim=-3)
 
     def next_state(
         self,
         state: torch.Tensor,
-        pair: torch.Tensor,
+        query: torch.Tensor,
         attended: torch.Tensor,
-        distances: torch.Tensor,
         is_absent: torch.Tensor,
     ) -> torch.Tensor:
         """Return the state of the next level, (W, H).
 
         Args:
             state: (W, H).
-            pair: x, (W, H).
+            query: (W, heads, H / heads).
             attended: (W, N, 2, heads, H / heads), the pair's own among them.
-            distances: int64 (N,), how far back each is, >= 0.
             is_absent: bool (W, N).
         """
-        query = self._split(F.linear(pair, self._weights["query"]))
         keys, values = attended.unbind(-3)
         scores = torch.einsum("whd,wnhd->whn", query, keys) / math.sqrt(query.shape[-1])
-        scores = scores + self._weights["distance"][:, distances.clamp_max(self.num_context)]
         shares = scores.masked_fill(is_absent[:, None], -torch.inf).softmax(-1)
         mixed = torch.einsum("whn,wnhd->whd", shares, values).flatten(-2)
-        moved = F.linear(mixed, self._weights["attend"])
-        inner = normalised(pair + moved)
-        opened = F.silu(F.linear(inner, self._weights["gate"]))
-        grown = opened * F.linear(inner, self._weights["up"])
-        return state + moved + F.linear(grown, self._weights["down"])
+        state = state + self._product["attend"](mixed)
+        gate, up = self._product["gate_up"](self._norm("inner_norm", state)).chunk(2, -1)
+        return state + self._product["down"](F.silu(gate) * up)
 
     def scaled(self, state: torch.Tensor) -> torch.Tensor:
         """Return what the head rows are multiplied with."""
-        return state * self._weights["gain"]
+        return self._norm("final_norm", state)
 
-    def _split(self, tensor: torch.Tensor) -> torch.Tensor:
-        size = tensor.shape[-1] // self._num_heads
-        return tensor.reshape(*tensor.shape[:-1], self._num_heads, size)
+    def _norm(self, name: str, states: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(states, states.shape[-1:], self._weights[name], EPSILON)
 
 
 class EagleUnroll:
-    """W windows unrolled level by level over one context each.
+    """W windows of one head over one context each.
 
     Args:
         layer: The arithmetic.
-        state: (W, H), behind the newest verified token of each.
+        embeddings: (V, H), of the target.
+        state: (W, H), the target's, behind the newest verified token of each.
         context: (W, N, 2, heads, H / heads), keys and values of the pairs before, oldest first.
         is_absent: bool (W, N).
+        positions: int64 (W,), of the newest verified tokens, counted as those of the context.
     """
 
     def __init__(
         self,
         layer: EagleLayer,
+        embeddings: torch.Tensor,
         state: torch.Tensor,
         context: torch.Tensor,
         is_absent: torch.Tensor,
+        positions: torch.Tensor,
     ) -> None:
         self._layer = layer
+        self._embeddings = embeddings
         self._state = state
         self._attended = context
         self._is_absent = is_absent
+        self._positions = positions
 
-    def step(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Go one level further, told the newest tokens' embeddings (W, H); return (W, H)."""
-        layer = self._layer
-        pair = layer.pair(self._state, embedding)
-        own = layer.keys_and_values(pair)[:, None]
-        self._attended = torch.cat([self._attended, own], dim=1)
-        self._is_absent = F.pad(self._is_absent, (0, 1), value=False)
-        distances = torch.arange(self._attended.shape[1] - 1, -1, -1, device=pair.device)
-        self._state = layer.next_state(
-            self._state, pair, self._attended, distances, self._is_absent
-        )
+    def step(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Go one level further, told the newest tokens (W,); return (W, H)."""
+        layer, num_seen = self._layer, self._layer.num_context + 1
+        embedding = self._embeddings[token_ids]
+        query, own = layer.attention_inputs(self._state, embedding, self._positions)
+        self._attended = torch.cat([self._attended, own[:, None]], dim=1)[:, -num_seen:]
+        self._is_absent = F.pad(self._is_absent, (0, 1), value=False)[:, -num_seen:]
+        self._positions = self._positions + 1
+        self._state = layer.next_state(self._state, query, self._attended, self._is_absent)
         return layer.scaled(self._state)
 
 
-class EagleDrafter:
-    """One version of one head.
+class EagleDrafter(HeadDrafter):
+    """One version of one head, of the tensors of an artifact (``HeadDrafter``).
 
-    Args:
-        drafter_id: Name in the pool.
-        weights_version: Version of ``weights``.
-        weights: Parameters by name (``eagle_shapes``).
-        rows: What the target lends.
+    Raises:
+        ValueError: If its sizes cannot be.
     """
 
     def __init__(
@@ -185,14 +229,10 @@ class EagleDrafter:
         weights: Mapping[str, torch.Tensor],
         rows: FrozenRows,
     ) -> None:
-        self.version = DrafterVersion(
-            drafter_id=drafter_id,
-            weights_version=weights_version,
-            draft_vocabulary_hash=rows.vocabulary.sha256,
-        )
-        self.weights = {name: tensor.to(rows.head) for name, tensor in weights.items()}
-        self.layer = EagleLayer(self.weights)
-        self.rows = rows
+        super().__init__(drafter_id, weights_version, weights, rows)
+        num_heads, num_context = self.weights[SIZES].tolist()
+        refuse_sizes(rows.head.shape[1], num_heads, num_context)
+        self.layer = EagleLayer(self.weights, num_heads, num_context, packed_linear)
 
     def start(self, trajectory: Trajectory, *, stream: str, draws_drafts: bool) -> EagleSession:
         """Begin a request."""
@@ -209,68 +249,36 @@ class EagleSession(HeadSession):
         self, drafter: EagleDrafter, trajectory: Trajectory, *, draws_drafts: bool
     ) -> None:
         super().__init__(drafter.rows, trajectory, draws_drafts=draws_drafts)
-        self.drafter = drafter
-        self._cached = drafter.layer.keys_and_values(drafter.rows.head[:0])
+        self._layer = drafter.layer
+        self._cached: torch.Tensor | None = None
 
     @torch.inference_mode()
-    def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
-        """Unroll from the state behind the newest verified token."""
-        length = len(self.trajectory)
-        before = np.array([length])
-        unroll = self._unroll(before)
-        token_id = self.trajectory.token_ids[-1]
-        token_ids: list[int] = []
-        probs: list[torch.Tensor] = []
-        for _ in range(num_tokens):
-            scaled = unroll.step(self._embedding(np.array([token_id])))
-            logits = self.logits(self.rows.logits(scaled), scaled, before)
-            if self.draws_drafts:
-                probs.append(self.full_probs(logits)[0])
-                token_id = draw(probs[-1][None], rng.random(1))[0]
-            else:
-                token_id = int(self.best(logits)[0])
-            token_ids.append(token_id)
-        return Draft(
-            token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
-        )
-
-    @torch.inference_mode()
-    def predict(self, windows: WindowBatch) -> Predictions:
-        """Unroll over verified windows, told the verified tokens."""
-        unroll = self._unroll(windows.starts)
-        verified = np.asarray(self.trajectory.token_ids, dtype=np.int64)
-        found: list[torch.Tensor] = []
-        for level in range(windows.num_speculative_tokens):
-            newest = verified[np.minimum(windows.starts + level - 1, len(verified) - 1)]
-            scaled = unroll.step(self._embedding(newest))
-            if level < windows.num_known_levels:
-                continue
-            logits = self.logits(self.rows.logits(scaled), scaled, windows.starts)
-            found.append(self.full_probs(logits) if self.draws_drafts else self.best(logits))
-        return self.predictions(found, windows.num_known_levels)
-
-    def _embedding(self, token_ids: NDArray[np.int64]) -> torch.Tensor:
-        return normalised(self.rows.embeddings[torch.from_numpy(token_ids)])
-
-    def _unroll(self, starts: NDArray[np.int64]) -> EagleUnroll:
-        """Begin windows whose first level predicts positions ``starts``."""
-        self.seen.catch_up()
-        self._catch_up()
-        first_output = self.trajectory.num_prompt_tokens
-        newest = torch.from_numpy(starts).to(self.rows.device) - 1 - first_output
-        states = self.trajectory.hidden(first_output, len(self.trajectory))[newest]
-        back = torch.arange(-self.drafter.layer.num_context, 0, device=self.rows.device)
+    def unroll(self, starts: NDArray[np.int64]) -> EagleUnroll:
+        """Begin at the target's states, behind the pairs before."""
+        cached = self._catch_up()
+        newest = torch.from_numpy(starts).to(self.rows.device)
+        newest = newest - 1 - self.trajectory.num_prompt_tokens
+        back = torch.arange(-self._layer.num_context, 0, device=self.rows.device)
         places = newest[:, None] + back
         return EagleUnroll(
-            self.drafter.layer, states, self._cached[places.clamp_min(0)], places < 0
+            self._layer,
+            self.rows.embeddings,
+            self.states(starts),
+            cached[places.clamp_min(0)],
+            places < 0,
+            newest,
         )
 
-    def _catch_up(self) -> None:
-        """Compute keys and values of the output positions that were verified since."""
+    def _catch_up(self) -> torch.Tensor:
+        """Return keys and values of all verified output positions, (P, 2, heads, H / heads)."""
         first_output, length = self.trajectory.num_prompt_tokens, len(self.trajectory)
-        known = first_output + len(self._cached)
-        if known < length:
-            tokens = np.asarray(self.trajectory.token_ids[known:], dtype=np.int64)
-            states = self.trajectory.hidden(known, length)
-            pairs = self.drafter.layer.pair(states, self._embedding(tokens))
-            self._cached = torch.cat([self._cached, self.drafter.layer.keys_and_values(pairs)])
+        known = 0 if self._cached is None else len(self._cached)
+        if self._cached is None or first_output + known < length:
+            token_ids = torch.tensor(self.trajectory.token_ids[first_output + known :])
+            states = self.trajectory.hidden(first_output + known, length)
+            positions = torch.arange(known, known + len(states), device=self.rows.device)
+            _, new = self._layer.attention_inputs(
+                states, self.rows.embeddings[token_ids], positions
+            )
+            self._cached = new if self._cached is None else torch.cat([self._cached, new])
+        return self._cached

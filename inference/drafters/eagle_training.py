@@ -1,27 +1,30 @@
-"""The head with attention as something to train (``learner.training.TrainableDrafter``)."""
+"""The draft model of EAGLE-3 as something to train (``learner.training.TrainableDrafter``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
 from inference.drafters.eagle import (
     ARCHITECTURE,
+    SIZES,
     EagleLayer,
     EagleUnroll,
     initial_eagle_weights,
+    refuse_sizes,
 )
-from inference.drafters.hydra import FrozenRows, normalised
-from inference.drafters.hydra_training import VOCABULARY, draft_table
+from inference.drafters.frozen_rows import FrozenRows
+from inference.drafters.head_training import TrainableHead
 from learner.examples import TrainingBatch
-from learner.updates.losses import DEFAULT_LOSS, LossSettings, unrolled_loss
-from learner.updates.rule import on_device
+from learner.updates.losses import DEFAULT_LOSS, LossSettings
+
+HEAD_SIZE = 64
+"""Of an attention head where the number of heads is not told."""
 
 
-class TrainableEagle:
-    """Cross-entropy of the layer unrolled over K levels, told the verified tokens.
+class TrainableEagle(TrainableHead):
+    """The layer unrolled over K levels, told the verified tokens (``TrainableHead``).
 
     Levels are unrolled on the head's own states, as they are when it serves (the training-time
     test of EAGLE-3), not on the target's.
@@ -30,7 +33,7 @@ class TrainableEagle:
         drafter_id: Name in the pool.
         rows: What the target lends; their type is the type of the arithmetic.
         inner_size: Width of the feed-forward part.
-        num_heads: Of attention; divides H.
+        num_heads: Of attention; divides H. None = as many as are 64 wide, or one.
         num_context: Positions attended to before the newest, >= 1.
         loss_settings: Weights of levels and terms.
         seed: Seeds the untrained weights.
@@ -47,55 +50,35 @@ class TrainableEagle:
         rows: FrozenRows,
         *,
         inner_size: int,
-        num_heads: int,
+        num_heads: int | None,
         num_context: int,
         loss_settings: LossSettings = DEFAULT_LOSS,
         seed: int = 0,
     ) -> None:
-        self.drafter_id = drafter_id
-        self.draft_vocabulary_hash = rows.vocabulary.sha256
-        self.vocab_size, self.hidden_size = rows.embeddings.shape
+        super().__init__(drafter_id, rows, loss_settings=loss_settings, seed=seed)
         self.num_context = num_context
-        if self.hidden_size % num_heads:
-            raise ValueError(
-                f"drafter {drafter_id}: num_heads={num_heads} does not divide the target's "
-                f"hidden size {self.hidden_size}"
-            )
-        self._sizes = (self.hidden_size, inner_size, num_heads, num_context)
-        self._rows = rows
-        self.device = rows.device
-        self._loss_settings = loss_settings
-        self._seed = seed
-        self._token_to_draft = draft_table(rows)
-
-    def initial_weights(self) -> dict[str, torch.Tensor]:
-        """Return untrained float32 parameters."""
-        generator = torch.Generator().manual_seed(self._seed)
-        return on_device(initial_eagle_weights(*self._sizes, generator), self.device)
-
-    def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
-        """Return the mean over examples of the weighted sum over levels."""
-        logits = self._logits(weights, batch)
-        return unrolled_loss(logits, batch, self._token_to_draft, self._loss_settings)
+        self._num_heads = num_heads or max(self.hidden_size // HEAD_SIZE, 1)
+        self._inner_size = inner_size
+        try:
+            refuse_sizes(self.hidden_size, self._num_heads, num_context)
+        except ValueError as error:
+            raise ValueError(f"drafter {drafter_id}: {error}") from None
 
     def artifact(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the serving tensors: weights in the target's type, and the draft vocabulary."""
-        tensors = {name: tensor.to(self._rows.head.dtype) for name, tensor in weights.items()}
-        return tensors | {VOCABULARY: self._rows.vocabulary.token_ids}
+        """Return the serving tensors: as of every head, and the sizes of attention."""
+        sizes = torch.tensor([self._num_heads, self.num_context])
+        return {SIZES: sizes} | super().artifact(weights)
 
-    def _logits(
-        self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch
-    ) -> Iterator[torch.Tensor]:
-        dtype = self._rows.head.dtype
-        layer = EagleLayer({name: tensor.to(dtype) for name, tensor in weights.items()})
-        context = layer.keys_and_values(
-            layer.pair(batch.context_hidden.to(dtype), self._embedding(batch.context_token_ids))
-        )
-        is_absent = batch.context_token_ids < 0
-        unroll = EagleUnroll(layer, batch.hidden.to(dtype), context, is_absent)
-        for level in range(batch.label_token_ids.shape[1]):
-            scaled = unroll.step(self._embedding(batch.fed_token_ids[:, level]))
-            yield F.linear(scaled, self._rows.head).float()
+    def _untrained(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return initial_eagle_weights(self.hidden_size, self._inner_size, generator)
 
-    def _embedding(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return normalised(self._rows.embeddings[token_ids.clamp_min(0)])
+    def _unroll(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> EagleUnroll:
+        layer = EagleLayer(weights, self._num_heads, self.num_context)
+        before = batch.context_token_ids
+        states = batch.context_hidden.to(self._dtype)
+        embeddings = self._rows.embeddings
+        places = torch.arange(before.shape[1], device=self.device)
+        _, context = layer.attention_inputs(states, embeddings[before.clamp_min(0)], places)
+        newest = torch.full_like(batch.fed_token_ids[:, 0], before.shape[1])
+        state = batch.hidden.to(self._dtype)
+        return EagleUnroll(layer, embeddings, state, context, before < 0, newest)

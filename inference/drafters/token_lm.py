@@ -12,18 +12,17 @@ shares one prediction of it. O starts near zero: an untrained model is all but u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from inference.drafters.hydra import FrozenRows, HeadSession, normalised
-from inference.ports import Draft, Predictions, WindowBatch
-from inference.sampling import draw
+from inference.drafters.frozen_rows import FrozenRows, normalised
+from inference.drafters.head import HeadDrafter, HeadSession
+from inference.ports import Predictions, WindowBatch
 from inference.trajectory import Trajectory
-from schemas.events import DrafterVersion
 
 ARCHITECTURE = "token-feedforward-1"
 
@@ -70,15 +69,36 @@ def token_lm_state(
     return F.linear(inner, weights["out"])
 
 
-class TokenLmDrafter:
-    """One version of one model.
+class TokenLmUnroll:
+    """W windows of one model.
 
     Args:
-        drafter_id: Name in the pool.
-        weights_version: Version of ``weights``.
         weights: Parameters by name (``token_lm_shapes``).
-        rows: What the target lends.
+        embeddings: (V, H), of the target.
+        token_ids: int64 (W, N - 1), the tokens before the newest of each, the oldest first;
+            negative = there is none.
     """
+
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        embeddings: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> None:
+        self._weights = weights
+        self._embeddings = embeddings
+        self._token_ids = token_ids
+
+    def step(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Go one level further, told the newest tokens (W,); return (W, H)."""
+        newest = token_ids.to(self._token_ids.device)[:, None]
+        read = torch.cat([self._token_ids, newest], dim=1)
+        self._token_ids = read[:, 1:]
+        return token_lm_state(self._weights, self._embeddings, read)
+
+
+class TokenLmDrafter(HeadDrafter):
+    """One version of one model (``HeadDrafter``)."""
 
     def __init__(
         self,
@@ -87,13 +107,7 @@ class TokenLmDrafter:
         weights: Mapping[str, torch.Tensor],
         rows: FrozenRows,
     ) -> None:
-        self.version = DrafterVersion(
-            drafter_id=drafter_id,
-            weights_version=weights_version,
-            draft_vocabulary_hash=rows.vocabulary.sha256,
-        )
-        self.weights = {name: tensor.to(rows.head) for name, tensor in weights.items()}
-        self.rows = rows
+        super().__init__(drafter_id, weights_version, weights, rows)
         self.num_read = self.weights["mix"].shape[1] // self.weights["reduce"].shape[0]
 
     def start(self, trajectory: Trajectory, *, stream: str, draws_drafts: bool) -> TokenLmSession:
@@ -108,45 +122,30 @@ class TokenLmSession(HeadSession):
         self, drafter: TokenLmDrafter, trajectory: Trajectory, *, draws_drafts: bool
     ) -> None:
         super().__init__(drafter.rows, trajectory, draws_drafts=draws_drafts)
-        self.drafter = drafter
+        self._drafter = drafter
 
-    @torch.inference_mode()
-    def draft(self, num_tokens: int, rng: np.random.Generator) -> Draft:
-        """Propose token by token."""
-        self.seen.catch_up()
-        before = np.array([len(self.trajectory)])
-        tokens = self.trajectory.token_ids[-self.drafter.num_read :]
-        token_ids: list[int] = []
-        probs: list[torch.Tensor] = []
-        for _ in range(num_tokens):
-            state = self._read([*tokens, *token_ids], np.array([len(tokens) + len(token_ids)]))
-            logits = self.logits(self.rows.logits(state), state, before)
-            if self.draws_drafts:
-                probs.append(self.full_probs(logits)[0])
-                token_ids.append(draw(probs[-1][None], rng.random(1))[0])
-            else:
-                token_ids.append(int(self.best(logits)[0]))
-        return Draft(
-            token_ids=tuple(token_ids), probs=torch.stack(probs) if self.draws_drafts else None
-        )
+    def unroll(self, starts: NDArray[np.int64]) -> TokenLmUnroll:
+        """Begin at the tokens before the newest."""
+        before = self._before(starts - 1, self._drafter.num_read - 1)
+        return TokenLmUnroll(self._drafter.weights, self.rows.embeddings, before)
 
     @torch.inference_mode()
     def predict(self, windows: WindowBatch) -> Predictions:
-        """Predict every verified position of the windows once."""
+        """Predict every verified position of the windows once, whatever its level."""
         self.seen.catch_up()
         levels = np.arange(windows.num_speculative_tokens)
         covered = np.minimum(windows.starts[:, None] + levels, len(self.trajectory))
         positions, places = np.unique(covered, return_inverse=True)
-        states = self._read(self.trajectory.token_ids, positions)
-        logits = self.logits(self.rows.logits(states), states, positions)
-        index = torch.from_numpy(places.reshape(covered.shape))
+        read = self._before(positions, self._drafter.num_read)
+        states = token_lm_state(self._drafter.weights, self.rows.embeddings, read)
+        found = self.found(self.logits(self.rows.logits(states), states, positions))
+        by_window = found[torch.from_numpy(places.reshape(covered.shape))]
         if self.draws_drafts:
-            return Predictions(probs=self.full_probs(logits)[index])
-        return Predictions(proposals=self.best(logits)[index].cpu().numpy())
+            return Predictions(probs=by_window)
+        return Predictions(proposals=by_window.cpu().numpy())
 
-    def _read(self, tokens: Sequence[int], positions: NDArray[np.int64]) -> torch.Tensor:
-        """Return the states that predict ``positions``, (P, H), from the tokens before each."""
-        padded = np.asarray([*([-1] * self.drafter.num_read), *tokens], dtype=np.int64)
-        read = padded[positions[:, None] + np.arange(self.drafter.num_read)]
-        token_ids = torch.from_numpy(read).to(self.rows.device)
-        return token_lm_state(self.drafter.weights, self.rows.embeddings, token_ids)
+    def _before(self, positions: NDArray[np.int64], count: int) -> torch.Tensor:
+        """Return the ``count`` tokens before each position, int64 (P, count)."""
+        padded = np.asarray([*([-1] * count), *self.trajectory.token_ids], dtype=np.int64)
+        read = padded[positions[:, None] + np.arange(count)]
+        return torch.from_numpy(read).to(self.rows.device)

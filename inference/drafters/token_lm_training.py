@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
-from inference.drafters.hydra import FrozenRows
-from inference.drafters.hydra_training import VOCABULARY, draft_table
-from inference.drafters.token_lm import ARCHITECTURE, initial_token_lm_weights, token_lm_state
+from inference.drafters.frozen_rows import FrozenRows
+from inference.drafters.head_training import TrainableHead
+from inference.drafters.token_lm import ARCHITECTURE, TokenLmUnroll, initial_token_lm_weights
 from learner.examples import TrainingBatch
-from learner.updates.losses import DEFAULT_LOSS, LossSettings, unrolled_loss
-from learner.updates.rule import on_device
+from learner.updates.losses import DEFAULT_LOSS, LossSettings
 
 
-class TrainableTokenLm:
-    """Cross-entropy of the model at K positions in a row, told the verified tokens.
+class TrainableTokenLm(TrainableHead):
+    """The model at K positions in a row, told the verified tokens (``TrainableHead``).
 
     Args:
         drafter_id: Name in the pool.
@@ -41,40 +39,12 @@ class TrainableTokenLm:
         loss_settings: LossSettings = DEFAULT_LOSS,
         seed: int = 0,
     ) -> None:
-        self.drafter_id = drafter_id
-        self.draft_vocabulary_hash = rows.vocabulary.sha256
-        self.vocab_size, self.hidden_size = rows.embeddings.shape
+        super().__init__(drafter_id, rows, loss_settings=loss_settings, seed=seed)
         self.num_context = num_read - 1
         self._sizes = (self.hidden_size, inner_size, rank, num_read)
-        self._rows = rows
-        self.device = rows.device
-        self._loss_settings = loss_settings
-        self._seed = seed
-        self._token_to_draft = draft_table(rows)
 
-    def initial_weights(self) -> dict[str, torch.Tensor]:
-        """Return untrained float32 parameters."""
-        generator = torch.Generator().manual_seed(self._seed)
-        return on_device(initial_token_lm_weights(*self._sizes, generator), self.device)
+    def _untrained(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return initial_token_lm_weights(*self._sizes, generator)
 
-    def loss(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> torch.Tensor:
-        """Return the mean over examples of the weighted sum over levels."""
-        logits = self._logits(weights, batch)
-        return unrolled_loss(logits, batch, self._token_to_draft, self._loss_settings)
-
-    def artifact(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the serving tensors: weights in the target's type, and the draft vocabulary."""
-        tensors = {name: tensor.to(self._rows.head.dtype) for name, tensor in weights.items()}
-        return tensors | {VOCABULARY: self._rows.vocabulary.token_ids}
-
-    def _logits(
-        self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch
-    ) -> Iterator[torch.Tensor]:
-        dtype = self._rows.head.dtype
-        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        tokens = torch.cat([batch.context_token_ids, batch.fed_token_ids], dim=1)
-        num_read = self.num_context + 1
-        for level in range(batch.label_token_ids.shape[1]):
-            read = tokens[:, level : level + num_read]
-            state = token_lm_state(cast, self._rows.embeddings, read)
-            yield F.linear(state, self._rows.head).float()
+    def _unroll(self, weights: Mapping[str, torch.Tensor], batch: TrainingBatch) -> TokenLmUnroll:
+        return TokenLmUnroll(weights, self._rows.embeddings, batch.context_token_ids)

@@ -10,19 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inference.drafters.hydra import HydraDrafter
-from inference.vllm_plugin.choosing import pays_to_begin, token_price, worthwhile
+from inference.vllm_plugin.choosing import shared_out, token_price, worthwhile
 from inference.vllm_plugin.guard import Guard
 from inference.vllm_plugin.head_batch import RowHeads, learn_emitted
 from inference.vllm_plugin.heads_at_work import HeadsAtWork
 from inference.vllm_plugin.lookup import Certainty, Histories, RequestLookup
 from inference.vllm_plugin.lookup_kernels import LOOKUP, SUFFIX
-from inference.vllm_plugin.ports import Connection, RequestFacts, StepFacts
+from inference.vllm_plugin.ports import HEAD_KINDS, Connection, RequestFacts, StepFacts
 from inference.vllm_plugin.reporting import Reporting
 from inference.vllm_plugin.row_recorder import RowRecorder, RowRound
 from inference.vllm_plugin.rows import RequestRow, RowBook, RowDraft, event_request_id
@@ -64,20 +64,22 @@ class BatchDrafter:
             next((i for i, kind in enumerate(kinds) if KIND_TO_LOOKUP.get(kind) == lookup), -1)
             for lookup in (LOOKUP, SUFFIX)
         )
-        places = tuple(i for i, kind in enumerate(kinds) if kind == "hydra")
+        places = tuple(i for i, kind in enumerate(kinds) if kind in HEAD_KINDS)
         self.heads = HeadsAtWork(
             places, num_levels, options.scoring_share, self.guard, np.random.default_rng(seed)
         )
         self.reporting = Reporting(connection, num_levels, self._lookup_places, places)
         self.histories = Histories(options.history_bytes, is_shared=options.shares_streams)
         self._certainty = Certainty()
-        self.costs = StepCosts()
+        self.costs = StepCosts(num_levels)
         self.book = RowBook()
         self._num_slots = 1 << (options.segment_tokens + 4 * (num_levels + 1) + 8).bit_length()
         self._last_end = 0.0
         self._last_own = 0.0
         self._last_rows: list[RequestRow | None] = []
         self._is_running: Callable[[str], bool] | None = None
+        # Reported in part, and to be gone on with under another id.
+        self._interrupted: set[str] = set()
         self.step_seconds = 0.0
         self.own_seconds = 0.0
         self.part_seconds = {"take_in": 0.0, "draft": 0.0, "score": 0.0}
@@ -138,6 +140,7 @@ class BatchDrafter:
     def forget(self) -> None:
         """Drop all requests at work: after a failure nothing is sure of them."""
         for request in self.book.requests:
+            self._interrupted.add(request.key)
             self.book.remove(request)
         self.book.note_rows([])
         self._last_rows, self._last_end = [], 0.0
@@ -149,7 +152,7 @@ class BatchDrafter:
             for one in self._connection.inbox.take_drafters()
             if self.heads.knows(one.version.drafter_id, self._connection.options.pool)
         ]
-        self._connection.inbox.take_policies()
+        policies = self._connection.inbox.take_policies()
         if arrived:
             for request in self.book.requests:
                 self.reporting.cut(request)
@@ -157,10 +160,13 @@ class BatchDrafter:
                 request.heads.asked.clear()
             for drafter in arrived:
                 self.reporting.renew(drafter)
-                lent = drafter if isinstance(drafter, HydraDrafter) else None
-                self.heads.renew(drafter.version.drafter_id, lent)
+                self.heads.renew(drafter)
             for request in self.book.requests:
                 request.recorder.is_dense = not self.heads.has_any
+                self.heads.arrange(request.heads, request.recorder.request_id)
+        for policy in policies:
+            start = partial(self.heads.start_from, policy, self._connection.options.pool)
+            self.guard.run("policy", start, None)
 
     def _rows(
         self,
@@ -182,11 +188,11 @@ class BatchDrafter:
             if request is not None and not request.begins(token_ids[row], before[row]):
                 # vLLM has rewritten it, or a row's tokens are not what they were.
                 self._end(request)
+                self._interrupted.add(key)
                 request = None
-            if request is not None:
-                self._catch_up(request, token_ids[row, : before[row]])
             if request is None:
                 request = self._begin(key, token_ids[row, : before[row]], facts)
+            self._catch_up(request, token_ids[row, : before[row]])
             rows[row] = request
         return rows
 
@@ -194,6 +200,9 @@ class BatchDrafter:
         options = self._connection.options
         known = facts.request(key) if facts else RequestFacts(sampling=sampling_rule(0.0, 1.0, 0))
         stream = known.stream or options.default_stream
+        is_continued = key in self._interrupted
+        if not is_continued:
+            prompt = prompt[: known.num_prompt_tokens]
         lookup = RequestLookup(
             np.array(prompt, dtype=np.int32),
             self._num_levels,
@@ -204,8 +213,7 @@ class BatchDrafter:
         recorder = RowRecorder(
             self.reporting.facts,
             request_id=self.reporting.request_id(
-                event_request_id(key) if key else "",
-                is_continued=len(prompt) > (known.num_prompt_tokens or len(prompt)),
+                event_request_id(key) if key else "", is_continued=is_continued
             ),
             stream=stream,
             request=known,
@@ -214,6 +222,7 @@ class BatchDrafter:
         )
         recorder.is_dense = not self.heads.has_any
         heads = RowHeads.fresh(self.heads.num_heads)
+        self.heads.arrange(heads, recorder.request_id)
         request = RequestRow(key, stream, known, lookup, recorder, heads)
         self.book.add(request)
         return request
@@ -227,6 +236,15 @@ class BatchDrafter:
         request.draft = request.draft if not missed.size else RowDraft()
         for at in range(missed.size):
             self._verified(request, missed[at : at + 1].astype(np.int32), None, 0, 0.0, 1)
+
+    def _catch_up_with_runner(self, request: RequestRow) -> None:
+        """Take in what the runner knows of a request that has ended, maybe in steps not shown."""
+        written = np.array(request.facts.written, dtype=np.int32)
+        if written.size and request.facts.num_prompt_tokens is not None:
+            prompt = request.lookup.tokens[: request.facts.num_prompt_tokens]
+            row = np.concatenate([prompt, written])
+            if request.begins(row, row.size):
+                self._catch_up(request, row)
 
     def _take_in(
         self,
@@ -248,15 +266,38 @@ class BatchDrafter:
             verified = None
             if facts is not None:
                 verified = facts.num_draft_tokens[row] if facts.num_draft_tokens else 0
+                request.draft.keep_if_verified(facts.draft_token_ids, request.key)
             states = None
             if places is not None and facts is not None and facts.states is not None:
                 states = facts.states[places[row] : places[row] + emitted.size]
-            drafted = self._verified(request, emitted, states, verified, elapsed, num_rows)
+            drafted = self._emitted(request, emitted, states, verified, elapsed, num_rows)
             num_drafted += drafted
             num_emitted += emitted.size
         if self._is_plain(rows, facts, num_drafted) and elapsed > 0.0:
             self.costs.observe(num_rows, num_drafted, num_emitted, elapsed, self._last_own)
         self.step_seconds += elapsed + self._last_own if elapsed else 0.0
+
+    def _emitted(
+        self,
+        request: RequestRow,
+        emitted: NDArray[np.int32],
+        states: torch.Tensor | None,
+        num_verified: int | None,
+        elapsed: float,
+        num_rows: int,
+    ) -> int:
+        """Take in one row; return how many of its drafted tokens were verified.
+
+        Accepted tokens that this proposer did not draft count as plain steps: once a row is near
+        the end of the context, vLLM drafts token 0 for all of them by itself.
+        """
+        if request.draft.token_ids or emitted.size <= 1:
+            return self._verified(request, emitted, states, num_verified, elapsed, num_rows)
+        for at in range(emitted.size):
+            state = None if states is None else states[at : at + 1]
+            seconds = elapsed if at == 0 else 0.0
+            self._verified(request, emitted[at : at + 1], state, 0, seconds, num_rows)
+        return 0
 
     def _verified(
         self,
@@ -288,7 +329,8 @@ class BatchDrafter:
                 batch_size=num_rows,
                 score_probability=draft.score_probability,
             ),
-            states,
+            # A row's states hold on to those of the whole step.
+            None if self._connection.recorder is None else states,
         )
         self.reporting.count_round(request, drafted, int(emitted.size))
         learn_emitted(self.heads.records, request.heads, request.stream, emitted)
@@ -311,6 +353,9 @@ class BatchDrafter:
     def _retire(self, facts: StepFacts | None) -> None:
         """Report requests that have ended."""
         self._is_running = None if facts is None else facts.is_running
+        if self._interrupted:
+            is_running = facts.is_running if facts else lambda _: False
+            self._interrupted = {one for one in self._interrupted if is_running(one)}
         for request in self.book.requests:
             if facts is not None:
                 has_ended = not facts.is_running(request.key)
@@ -322,13 +367,14 @@ class BatchDrafter:
 
     def _end(self, request: RequestRow) -> None:
         self.book.remove(request)
+        self.guard.run("catch up", lambda: self._catch_up_with_runner(request), None)
         self.guard.run("emit", lambda: self.reporting.end(request, self._max_positions), None)
         request.lookup.share()
 
     def _draft(self, rows: Sequence[RequestRow | None], size: int) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in range(size)]
         working = [(row, request) for row, request in enumerate(rows) if request is not None]
-        if not working or self._num_levels == 0:
+        if not working or self._num_levels == 0 or self.costs.owes_bare_step(len(working)):
             return drafts
         requests = [request for _, request in working]
         cost, rate = self.costs.cost(len(requests)), self.costs.rate(len(requests))
@@ -338,26 +384,29 @@ class BatchDrafter:
         for lookup, place in enumerate(self._lookup_places):
             if place < 0:
                 chances[:, lookup] = 0.0
-        levels, values = worthwhile(chances, room, price)
+        _, values = worthwhile(chances, room, price)
         best = values.argmax(axis=1)
         index = np.arange(len(requests))
         lookup_values = values[index, best]
         by_head = self.heads.draft(requests, room, lookup_values, price, cost, rate)
-        all_values = np.maximum(lookup_values, [one.value for one in by_head])
-        if not pays_to_begin(all_values, cost, rate):
-            return drafts
+        reach = np.cumprod(chances, axis=2)[index, best]
+        is_heads = np.array([one.value for one in by_head]) > lookup_values
+        for at in np.flatnonzero(is_heads).tolist():
+            reach[at] = 0.0
+            reach[at, : by_head[at].reach.size] = by_head[at].reach
+        reach[np.arange(self._num_levels) >= room[:, None]] = 0.0
+        levels = shared_out(reach, cost, rate)
         for at, (row, request) in enumerate(working):
-            head = by_head[at]
-            if head.value > lookup_values[at]:
-                chosen = replace(request.draft, drafter_index=head.place, token_ids=head.token_ids)
-            elif levels[at, best[at]]:
-                tokens = request.lookup.draft(int(best[at]), int(levels[at, best[at]]))
-                place = self._lookup_places[int(best[at])]
-                chosen = replace(request.draft, drafter_index=place, token_ids=tokens)
-            else:
+            count = int(levels[at])
+            if not count:
                 continue
-            request.draft = chosen
-            drafts[row] = list(chosen.token_ids)
+            if is_heads[at]:
+                place, tokens = by_head[at].place, by_head[at].token_ids[:count]
+            else:
+                place = self._lookup_places[int(best[at])]
+                tokens = request.lookup.draft(int(best[at]), count)
+            request.draft = replace(request.draft, drafter_index=place, token_ids=tokens)
+            drafts[row] = list(tokens)
         return drafts
 
     def _room(self, request: RequestRow) -> int:

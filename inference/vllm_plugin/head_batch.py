@@ -1,6 +1,7 @@
 """Heads over the rows of a batch: one pass per level for all rows, ended when it no longer pays.
 
-A head is the recurrent one of ``inference.drafters.hydra``. Its confidence is the probability that
+A head is the recurrent one of ``inference.drafters.hydra``, or the small language model of
+``inference.drafters.token_lm``, which reads tokens alone. Its confidence is the probability that
 it gives its own proposal; how often that comes true is counted per confidence and level. How well
 each head does in a request, and in all of them, decides whether it is asked at all: a level of a
 head costs about as much as a drafted token.
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inference.drafters.hydra import HydraDrafter, next_state, normalised
+from inference.drafters.hydra import HydraDrafter, HydraUnroll
+from inference.drafters.token_lm import TokenLmDrafter, TokenLmUnroll
 from inference.vllm_plugin.lookup_kernels import NO_TOKEN
+from schemas.events import DrafterVersion
 
 NUM_CONFIDENCES, NUM_LEVELS = 10, 3
 
@@ -39,26 +42,36 @@ FIRST_RATE = 0.5
 
 SECONDS_MEMORY = 0.95
 
+ServedHead = HydraDrafter | TokenLmDrafter
+"""Kinds of ``ports.HEAD_KINDS``."""
+
 Stop = Callable[[NDArray[np.float64], int], bool]
 """Told the chances of a level, (B,), and the level, says whether to end the pass."""
 
 
 @dataclass(slots=True)
 class RowHeads:
-    """What one request has seen of M heads: hits and observations of first and later levels.
+    """What one request has seen of R records of heads, and which of them stands where in it.
 
     Attributes:
-        counts: (M, 2, 2): per head, [first level, later levels], [hits, observations].
-        asked: Per head that was asked in the step before: tokens and cells of its levels.
+        counts: (R, 2, 2): per record, [first level, later levels], [hits, observations].
+        asked: Per record that was asked in the step before: tokens and cells of its levels.
+        order: Records in the order of the columns of its events: M in their own places, then those
+            beside them.
+        place_to_version: Versions in own places that are not those in force: a canary's.
+        beside: Versions beside them.
     """
 
     counts: NDArray[np.float64]
     asked: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    order: tuple[int, ...] = ()
+    place_to_version: dict[int, DrafterVersion] = field(default_factory=dict)
+    beside: tuple[DrafterVersion, ...] = ()
 
     @classmethod
     def fresh(cls, num_heads: int) -> RowHeads:
-        """Return the record of a request that begins."""
-        return cls(np.zeros((num_heads, 2, 2)))
+        """Return the record of a request that begins, of M heads and of those beside them."""
+        return cls(np.zeros((2 * num_heads, 2, 2)), order=tuple(range(num_heads)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +100,19 @@ class HeadRecord:
     """
 
     def __init__(self) -> None:
-        self.drafter: HydraDrafter | None = None
+        self.drafter: ServedHead | None = None
         self.level_seconds = float("nan")
         self._counts = np.zeros((NUM_CONFIDENCES * NUM_LEVELS, 2))
         self._rates = np.zeros((2, 2))
         self._stream_to_rates: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
         self._token_ids = torch.empty(0, dtype=torch.int64)
 
-    def renew(self, drafter: HydraDrafter | None) -> None:
+    @property
+    def num_read(self) -> int:
+        """Newest tokens of a row that it reads, >= 1."""
+        return self.drafter.num_read if isinstance(self.drafter, TokenLmDrafter) else 1
+
+    def renew(self, drafter: ServedHead | None) -> None:
         """Take up another version; what was known of the one before says little of it."""
         self.drafter = drafter
         self._counts *= 0.2
@@ -118,6 +136,17 @@ class HeadRecord:
         for counts in (self._of_stream(stream), row):
             chances = (counts[:, 0] + PRIOR_WEIGHT * chances) / (counts[:, 1] + PRIOR_WEIGHT)
         return float(chances[0]), float(chances[1])
+
+    def start_from(self, stream: str, chance: float, observations: float) -> None:
+        """Let a stream that was seen less here start from what was learned of it elsewhere.
+
+        Args:
+            stream: Its name.
+            chance: Of every level.
+            observations: What the chance counts as.
+        """
+        rates = self._of_stream(stream)
+        rates[rates[:, 1] < observations] = (chance * observations, observations)
 
     def observe(
         self, row: NDArray[np.float64], stream: str, level: int, cell: int, came_true: bool
@@ -146,7 +175,7 @@ class HeadRecord:
 
         Args:
             states: (B, H), the states that predicted the newest tokens.
-            token_ids: (B,), the newest tokens.
+            token_ids: (B, ``num_read``), the newest tokens, the oldest first; negative = none.
             num_levels: Most levels, >= 1.
             stop: Asked after every level.
 
@@ -158,10 +187,10 @@ class HeadRecord:
             raise RuntimeError("the head has no version yet")
         began = time.perf_counter()
         levels: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]] = []
-        state = states.to(self.drafter.rows.head.dtype)
-        newest = torch.from_numpy(token_ids).to(state.device)
+        tokens_read = torch.from_numpy(token_ids).to(states.device)
+        rows, newest = unrolled(self.drafter, states, tokens_read[:, :-1]), tokens_read[:, -1]
         for level in range(num_levels):
-            state, newest, sureness = self._level(state, newest)
+            newest, sureness = self._level(rows, newest)
             confidence = (sureness * NUM_CONFIDENCES).astype(np.int64).clip(0, NUM_CONFIDENCES - 1)
             cells = confidence * NUM_LEVELS + min(level, NUM_LEVELS - 1)
             levels.append((newest.cpu().numpy(), self._chances(cells, sureness), cells))
@@ -173,19 +202,17 @@ class HeadRecord:
         return HeadDrafts(tokens, chances, cells, seconds)
 
     def _level(
-        self, state: torch.Tensor, newest: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.float64]]:
-        """Return (state, most probable token, its probability) of the next level, row by row."""
+        self, rows: HydraUnroll | TokenLmUnroll, newest: torch.Tensor
+    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        """Return (most probable token, its probability) of the next level, row by row."""
         head = self.drafter
         assert head is not None  # unroll has checked
-        embedding = normalised(head.rows.embeddings[newest])
-        state = next_state(state, embedding, head.mix, head.out)
-        logits = head.rows.logits(state * head.weights["gain"]).float()
+        logits = head.rows.logits(rows.step(newest)).float()
         best = logits.max(-1)
         sureness = (best.values - logits.logsumexp(-1)).exp().cpu().numpy().astype(np.float64)
         if not np.isfinite(sureness).all():
             raise FloatingPointError("the head's output is not finite")
-        return state, self._token_ids[best.indices], sureness
+        return self._token_ids[best.indices], sureness
 
     def _chances(
         self, cells: NDArray[np.int64], sureness: NDArray[np.float64]
@@ -200,6 +227,22 @@ class HeadRecord:
         self.level_seconds = (
             kept if np.isnan(known) else SECONDS_MEMORY * known + (1 - SECONDS_MEMORY) * kept
         )
+
+
+def unrolled(
+    head: ServedHead, states: torch.Tensor, token_ids: torch.Tensor
+) -> HydraUnroll | TokenLmUnroll:
+    """Begin to unroll a head over B rows.
+
+    Args:
+        head: Its version.
+        states: (B, H), the states that predicted the newest tokens.
+        token_ids: (B, ``num_read`` - 1), the tokens before the newest.
+    """
+    if isinstance(head, TokenLmDrafter):
+        return TokenLmUnroll(head.weights, head.rows.embeddings, token_ids)
+    state = states.to(head.rows.head.dtype)
+    return HydraUnroll(state, head.rows.embeddings, head.mix, head.out, head.weights["gain"])
 
 
 def learn_emitted(

@@ -39,7 +39,7 @@ def compile_kernels() -> None:
     history, certainty = SharedHistory(1 << 16), Certainty()
     for _ in range(2):
         one = RequestLookup(np.array([1, 2, 3, 1], np.int32), 2, 32, history, certainty)
-        one.advance(np.array([2, 3], np.int32))
+        one.advance(np.array([2, 3, 1, 2], np.int32))
         one.share()
 
 
@@ -191,6 +191,13 @@ class RequestLookup:
         slot = self.num_tokens % len(self._proposals)
         found: list[int] = self._proposals[slot, lookup, :num_tokens].tolist()
         return found[: found.index(kernels.NO_TOKEN)] if kernels.NO_TOKEN in found else found
+
+    def newest(self, count: int) -> NDArray[np.int64]:
+        """Return the last ``count`` tokens, the oldest first; ``NO_TOKEN`` where there is none."""
+        found = np.full(count, kernels.NO_TOKEN, dtype=np.int64)
+        kept = min(count, self.num_tokens)
+        found[count - kept :] = self.tokens[self.num_tokens - kept : self.num_tokens]
+        return found
 
     def proposals(self, starts: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return what was proposed at positions, (W, D, K); no older than R positions."""

@@ -75,71 +75,42 @@ def slot_of(chain: int, before: int, token: int, mask: int) -> int:
 
 
 @compiled
-def own_candidates(
+def candidates(
     chain: int,
     tokens: NDArray[np.int32],
     num_tokens: int,
-    previous: NDArray[np.int32],
-    head: NDArray[np.int32],
-    following: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-) -> int:
-    """Write where the matches of a request's newest tokens go on, and how long they are."""
-    count = 0
-    newest = num_tokens - 1
-    end = head[chain, slot_of(chain, tokens[newest - 1], tokens[newest], head.shape[1] - 1)]
-    steps = 0
-    while end >= 1 and steps < MAX_CHAIN and count < MAX_CANDIDATES:
-        steps += 1
-        length = 0
-        while (
-            length < MAX_MATCH and length <= end and tokens[end - length] == tokens[newest - length]
-        ):
-            length += 1
-        if length > chain:
-            following[count] = end + 1
-            lengths[count] = length
-            count += 1
-        end = previous[chain, end]
-    return count
-
-
-@compiled
-def shared_candidates(
-    chain: int,
-    tokens: NDArray[np.int32],
-    num_tokens: int,
-    shared: NDArray[np.int32],
-    shared_previous: NDArray[np.int64],
-    shared_head: NDArray[np.int64],
-    num_shared: int,
+    text: NDArray[np.int32],
+    previous: NDArray[np.signedinteger],
+    head: NDArray[np.signedinteger],
+    num_text: int,
     following: NDArray[np.int64],
     lengths: NDArray[np.int64],
     first: int,
 ) -> int:
-    """Add matches in the shared history, a ring whose places count up for ever."""
-    size = shared.size
+    """Add where matches of a request's newest tokens go on in a text, and how long they are.
+
+    The text is the request itself, or the shared history: a ring whose places count up for ever.
+    """
+    size = text.size
     newest = num_tokens - 1
     count = first
-    slot = slot_of(chain, tokens[newest - 1], tokens[newest], shared_head.shape[1] - 1)
-    end = shared_head[chain, slot]
-    oldest = max(num_shared - size, 0)
+    end = head[chain, slot_of(chain, tokens[newest - 1], tokens[newest], head.shape[1] - 1)]
+    oldest = max(num_text - size, 0)
     steps = 0
     while end > oldest and steps < MAX_CHAIN and count < first + MAX_CANDIDATES:
         steps += 1
+        place = end % size
         length = 0
-        while (
-            length < MAX_MATCH
-            and length <= newest
-            and end - length >= oldest
-            and shared[(end - length) % size] == tokens[newest - length]
-        ):
+        while length < MAX_MATCH and length <= newest and end - length >= oldest:
+            at = place - length
+            if text[at if at >= 0 else at + size] != tokens[newest - length]:
+                break
             length += 1
         if length > chain:
             following[count] = end + 1
             lengths[count] = length
             count += 1
-        end = shared_previous[chain, end % size]
+        end = previous[chain, place]
     return count
 
 
@@ -263,7 +234,9 @@ def look_up(
         return
     following = np.empty(2 * MAX_CANDIDATES, dtype=np.int64)
     lengths = np.empty(2 * MAX_CANDIDATES, dtype=np.int64)
-    num_own = own_candidates(PAIRS, tokens, num_tokens, previous, head, following, lengths)
+    num_own = candidates(
+        PAIRS, tokens, num_tokens, tokens, previous, head, num_tokens, following, lengths, 0
+    )
     if num_own > 0:
         best = int(np.argmax(lengths[:num_own]))
         follow(
@@ -273,8 +246,10 @@ def look_up(
     count = num_own
     for chain in (PAIRS, SINGLES):
         if chain == SINGLES:
-            num_own = own_candidates(chain, tokens, num_tokens, previous, head, following, lengths)
-        count = shared_candidates(
+            num_own = candidates(
+                chain, tokens, num_tokens, tokens, previous, head, num_tokens, following, lengths, 0
+            )
+        count = candidates(
             chain, tokens, num_tokens, shared, shared_previous, shared_head, num_shared,
             following, lengths, num_own,
         )  # fmt: skip

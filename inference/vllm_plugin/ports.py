@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,9 @@ from schemas.events import DrafterVersion, SamplingRule
 if TYPE_CHECKING:
     # For its types alone: the worker itself would bring a second model library into vLLM.
     from inference.worker import EventSink, HiddenStateRecorder, Inbox
+
+HEAD_KINDS = ("hydra", "token_lm")
+"""Kinds of heads that draft inside vLLM."""
 
 ENTRY_POINTS = "draftloop.vllm"
 """Entry-point group under which the connection to the event log is found."""
@@ -54,7 +57,7 @@ class PluginOptions:
     consenting_streams: frozenset[str] = frozenset()
     history_bytes: int = 64 * 2**20
     shares_streams: bool = False
-    scoring_share: float = 0.03
+    scoring_share: float = 0.015
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +143,7 @@ class RequestFacts:
         stop_token_ids: Further tokens that end it.
         is_constrained: Whether a grammar decides beside the target.
         num_prompt_tokens: None = not told.
+        written: Its output as the runner keeps it, which grows; empty = not handed over.
     """
 
     stream: str = ""
@@ -149,6 +153,7 @@ class RequestFacts:
     stop_token_ids: frozenset[int] = frozenset()
     is_constrained: bool = False
     num_prompt_tokens: int | None = None
+    written: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +168,7 @@ class StepFacts:
         is_running: Tells whether a request is still known to the runner.
         request: Returns what is known of a request.
         num_scheduled_tokens: Tokens of the step, prompts included.
+        draft_token_ids: What was verified, by request id; None = not handed over.
     """
 
     request_ids: Sequence[str]
@@ -171,3 +177,4 @@ class StepFacts:
     is_running: Callable[[str], bool]
     request: Callable[[str], RequestFacts]
     num_scheduled_tokens: int = 0
+    draft_token_ids: Mapping[str, Sequence[int]] | None = None

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inference.threads import compute_alone
 from inference.vllm_plugin.batch import BatchDrafter
 from inference.vllm_plugin.guard import Guard
 from inference.vllm_plugin.lookup import compile_kernels
 from inference.vllm_plugin.ports import ENTRY_POINTS, Connect, Connection, ModelPlace, StepFacts
 from inference.vllm_plugin.runner_hook import listen, loaded_runner_class
+from inference.vllm_plugin.sampling_repair import repair_sampling
 
 TESTED_VLLM = ("0.32",)
 """Versions that the tests run on; others are tried, and told."""
@@ -79,6 +81,8 @@ class DraftloopProposer:
         if not self._is_first_rank:
             return
         self._guard.run("compilation", compile_kernels, None)
+        if runs_on_cpu(target_model):
+            self._guard.run("sampling check", repair_sampling, False)
         place = with_lent_rows(self._place, target_model)
         self._connection = (self._connect or installed_connection())(place)
         self._batch = BatchDrafter(
@@ -142,6 +146,7 @@ class DraftloopProposer:
             self._connection.counters.count("failures", drafter=kind)
 
     def _watch_idle(self) -> None:
+        compute_alone()
         while True:
             time.sleep(IDLE_SECONDS / 2)
             with self._lock:
@@ -161,6 +166,12 @@ def model_place(vllm_config: Any) -> ModelPlace:
         num_ranks=int(getattr(parallel, "data_parallel_size", 1) or 1),
         num_speculative_tokens=int(vllm_config.speculative_config.num_speculative_tokens or 0),
     )
+
+
+def runs_on_cpu(model: Any) -> bool:
+    """Tell whether a model is computed on a CPU."""
+    first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    return first is not None and first.device.type == "cpu"
 
 
 def with_lent_rows(place: ModelPlace, model: Any) -> ModelPlace:

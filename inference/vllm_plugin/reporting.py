@@ -107,8 +107,10 @@ class Reporting:
             counters.count("accepted_tokens", min(num_emitted - 1, num_drafted), drafter=name)
 
     def _emit(self, request: RequestRow, reason: FinishReason, last: int | None) -> None:
+        own = request.heads.place_to_version
+        versions = [own.get(place, one) for place, one in enumerate(self.versions)]
         event, states = request.recorder.cut(
-            self.versions, reason, sequence=self.num_events, last=last
+            [*versions, *request.heads.beside], reason, sequence=self.num_events, last=last
         )
         self.num_events += 1
         self._connection.sink.emit(self._with_features(event, states))

@@ -109,6 +109,11 @@ class RowRecorder:
         self._start_to_heads: dict[int, NDArray[np.int32]] = {}
 
     @property
+    def request_id(self) -> str:
+        """Of the request, as events name it."""
+        return str(self._ids["request_id"])
+
+    @property
     def num_positions(self) -> int:
         """Positions in the segment that is being collected."""
         return self._lookup.num_tokens - self._segment.first_position
@@ -125,7 +130,10 @@ class RowRecorder:
             self._segment.states.append(states)
 
     def score_at(self, start: int, heads: NDArray[np.int32]) -> None:
-        """Score the window at ``start``, for which the heads propose tokens (heads, K)."""
+        """Score the window at ``start``, for which the heads propose tokens (heads, K).
+
+        Those in their own places come first, then those beside them.
+        """
         self._start_to_heads[start] = heads
 
     def skip_incomplete(self) -> None:
@@ -144,7 +152,7 @@ class RowRecorder:
         """Close the segment and return its event with the states of its positions, if recorded.
 
         Args:
-            drafters: Versions in force during the segment.
+            drafters: Versions in force during the segment, N of the pool and those beside heads.
             finish_reason: ``UNFINISHED`` on every segment but the last.
             sequence: Of the event.
             last: Tokens of the request when it ended; tokens of the last round beyond it never
@@ -153,7 +161,8 @@ class RowRecorder:
         segment, is_final = self._segment, finish_reason is not FinishReason.UNFINISHED
         end = self._lookup.num_tokens if last is None else last
         rounds = _cut_rounds(segment.rounds, end)
-        windows, num_complete = self._windows(end, is_final=is_final)
+        num_beside = len(drafters) - self._facts.num_drafters
+        windows, num_complete = self._windows(end, num_beside, is_final=is_final)
         event = VerificationEvent(
             event_id=uuid.uuid4().hex,
             produced_at=datetime.now(UTC),
@@ -169,7 +178,9 @@ class RowRecorder:
             windows=windows,
             content=self._content(end) if self.has_content else None,
             policy_version=0,
-            prior_probabilities=np.full(self._facts.num_drafters, 1 / self._facts.num_drafters),
+            prior_probabilities=np.pad(
+                np.full(self._facts.num_drafters, 1 / self._facts.num_drafters), (0, num_beside)
+            ),
             num_speculative_tokens=self._facts.num_levels,
             **self._ids,
             **self._facts.identity,
@@ -179,13 +190,13 @@ class RowRecorder:
         self._segment = _Segment(end)
         return event, states if states is not None and len(states) == event.num_positions else None
 
-    def _windows(self, end: int, *, is_final: bool) -> tuple[ScoredWindows, int]:
+    def _windows(self, end: int, num_beside: int, *, is_final: bool) -> tuple[ScoredWindows, int]:
         """Return the windows that are complete and were not reported yet, and how many."""
         levels = self._facts.num_levels
         stop = end - 1 if is_final else end - levels
         starts = self._starts(stop)
         num_levels = np.minimum(levels, np.maximum(end - 1 - starts, 1))
-        agrees = self._agreement(starts, end)
+        agrees = self._agreement(starts, end, num_beside)
         agrees[np.arange(levels) >= num_levels[:, None]] = np.nan
         self._next_window = max(self._next_window, stop)
         windows = ScoredWindows(
@@ -204,10 +215,13 @@ class RowRecorder:
         chosen = sorted(start for start in self._start_to_heads if start < stop)
         return np.array(chosen, dtype=np.int64)
 
-    def _agreement(self, starts: NDArray[np.int64], end: int) -> NDArray[np.float16]:
+    def _agreement(
+        self, starts: NDArray[np.int64], end: int, num_beside: int
+    ) -> NDArray[np.float16]:
         """Return whether each drafter's token was the one emitted, float16 (W, K, N)."""
         facts, tokens = self._facts, self._lookup.tokens
-        shape = (len(starts), facts.num_levels, facts.num_drafters)
+        num_drafters = facts.num_drafters + num_beside
+        shape = (len(starts), facts.num_levels, num_drafters)
         # Who proposes nothing is never accepted; only heads in force may not have been asked.
         agrees = np.zeros(shape, dtype=np.float16)
         positions = np.minimum(starts[:, None] + np.arange(facts.num_levels), end - 1)
@@ -219,7 +233,8 @@ class RowRecorder:
                 agrees[..., place] = proposed[:, lookup] == emitted
         if len(starts) and not self.is_dense:
             heads = np.stack([self._start_to_heads.pop(start) for start in starts.tolist()])
-            for index, place in enumerate(facts.head_places):
+            places = (*facts.head_places, *range(facts.num_drafters, num_drafters))
+            for index, place in enumerate(places):
                 was_asked = heads[:, index, :1] != NO_TOKEN
                 found = (heads[:, index] == emitted).astype(np.float16)
                 agrees[..., place] = np.where(was_asked, found, np.float16(np.nan))

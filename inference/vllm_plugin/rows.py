@@ -9,7 +9,7 @@ so far may then change names, which changes nothing in what is drafted or report
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,18 @@ class RowDraft:
     token_ids: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     score_probability: float = 1.0
+
+    def keep_if_verified(
+        self, id_to_token_ids: Mapping[str, Sequence[int]] | None, request_id: str
+    ) -> None:
+        """Drop the tokens if the engine verified others: it drafts by itself now and then.
+
+        Fewer are ours still: a grammar, or the budget of a step, cuts them short.
+        """
+        if id_to_token_ids is not None and self.token_ids:
+            verified = [one for one in id_to_token_ids.get(request_id, ()) if one >= 0]
+            if verified != self.token_ids[: len(verified)]:
+                self.token_ids, self.drafter_index = [], NO_DRAFTER
 
 
 @dataclass(slots=True)

@@ -23,6 +23,11 @@ METHOD = "propose_draft_token_ids"
 PARAMETERS = ("scheduler_output", "sample_hidden_states", "spec_decode_metadata")
 STREAM_ARGUMENT = "draftloop_stream"
 
+CONTEXT_LIMIT = "effective_drafter_max_model_len"
+"""Attribute of the runner: most tokens of a row in a step that asks for drafts."""
+
+UNLIMITED = 2**62
+
 GREEDY_TEMPERATURE = 1e-5
 """vLLM draws nothing below it."""
 
@@ -64,11 +69,22 @@ def _shown(method: Any) -> Callable[..., Any]:
     def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
         show = getattr(getattr(runner, "drafter", None), "show_call", None)
         if show is not None:
+            ask_always(runner)
             show(lambda: step_facts(runner, signature.bind(runner, *args, **kwargs).arguments))
         return method(runner, *args, **kwargs)
 
     setattr(propose_draft_token_ids, _WRAPPED, True)
     return propose_draft_token_ids
+
+
+def ask_always(runner: Any) -> None:
+    """Let vLLM ask for drafts near the end of the context too, where it drafts token 0 otherwise.
+
+    It asks nobody as soon as one row is so near that a model that drafts would run out of context.
+    This proposer drafts no more than fits, row by row.
+    """
+    if getattr(runner, CONTEXT_LIMIT, UNLIMITED) != UNLIMITED:
+        setattr(runner, CONTEXT_LIMIT, UNLIMITED)
 
 
 def step_facts(runner: Any, arguments: dict[str, Any]) -> StepFacts:
@@ -78,7 +94,7 @@ def step_facts(runner: Any, arguments: dict[str, Any]) -> StepFacts:
         runner: vLLM's.
         arguments: Of its method, by name.
     """
-    metadata = arguments["spec_decode_metadata"]
+    metadata, output = arguments["spec_decode_metadata"], arguments["scheduler_output"]
     requests = runner.requests
     return StepFacts(
         request_ids=list(runner.input_batch.req_ids),
@@ -86,7 +102,8 @@ def step_facts(runner: Any, arguments: dict[str, Any]) -> StepFacts:
         states=arguments["sample_hidden_states"],
         is_running=requests.__contains__,
         request=lambda request_id: request_facts(requests[request_id]),
-        num_scheduled_tokens=int(arguments["scheduler_output"].total_num_scheduled_tokens),
+        num_scheduled_tokens=int(output.total_num_scheduled_tokens),
+        draft_token_ids=getattr(output, "scheduled_spec_decode_tokens", None),
     )
 
 
@@ -104,6 +121,7 @@ def request_facts(request: Any) -> RequestFacts:
         stop_token_ids=frozenset(params.stop_token_ids or ()),
         is_constrained=getattr(params, "structured_outputs", None) is not None,
         num_prompt_tokens=int(request.num_prompt_tokens),
+        written=getattr(request, "output_token_ids", ()),
     )
 
 

@@ -35,15 +35,34 @@ def judge_learners(
     regrets: NDArray[np.float64],
 ) -> None:
     """Write every learner's regret on the window: what the mixture lost minus what it lost."""
+    regrets[:] = 0.0
+    for index in range(losses.size):
+        # Greedy targets lose 0 at most places, which adds nothing.
+        if losses[index] != 0.0:
+            for learner in range(NUM_LEARNERS):
+                regrets[learner] += table[FIRST_LEARNER + learner, index] * losses[index]
     played = 0.0
     for learner in range(NUM_LEARNERS):
-        loss = 0.0
-        for index in range(losses.size):
-            loss += table[FIRST_LEARNER + learner, index] * losses[index]
-        regrets[learner] = -loss
-        played += mass[learner] * loss
+        played += mass[learner] * regrets[learner]
+        regrets[learner] = -regrets[learner]
     for learner in range(NUM_LEARNERS):
         regrets[learner] += played
+
+
+@compiled
+def weigh_drafters(table: NDArray[np.float64], losses: NDArray[np.float64]) -> None:
+    """Multiply every learner's weights by exp(-rate x loss), in place."""
+    for rate in range(len(LEARNING_RATES)):
+        first = FIRST_LEARNER + rate * len(SHARES)
+        known, factor = 0.0, 1.0
+        for index in range(losses.size):
+            loss = losses[index]
+            if loss > 0.0:
+                # The losses of greedy targets are all 1.
+                if loss != known:
+                    known, factor = loss, np.exp(-RATE_OF_LEARNER[first - FIRST_LEARNER] * loss)
+                for learner in range(first, first + len(SHARES)):
+                    table[learner, index] *= factor
 
 
 @compiled
@@ -63,22 +82,18 @@ def learn_shares(
         losses: Shape (N,).
         to_past: Part of each share that goes to the mean past posterior; the rest to the prior.
         newest: Weight of this window's posterior in that mean.
-        scratch: (3, N), written.
+        scratch: (2, N), written.
     """
     num_drafters = losses.size
-    target, posterior, factor = scratch[0], scratch[1], scratch[2]
+    target, posterior = scratch[0], scratch[1]
     for index in range(num_drafters):
         target[index] = to_past * table[PAST, index] + (1.0 - to_past) * table[1, index]
         posterior[index] = 0.0
+    weigh_drafters(table, losses)
     for learner in range(NUM_LEARNERS):
-        if learner % len(SHARES) == 0:
-            for index in range(num_drafters):
-                loss = losses[index]
-                factor[index] = np.exp(-RATE_OF_LEARNER[learner] * loss) if loss > 0.0 else 1.0
         row = table[FIRST_LEARNER + learner]
         total = 0.0
         for index in range(num_drafters):
-            row[index] *= factor[index]
             total += row[index]
         shared = SHARE_OF_LEARNER[learner]
         for index in range(num_drafters):
@@ -117,7 +132,7 @@ def learn(
     numbers[NUM_WINDOWS] += 1.0
     if numbers[NUM_WINDOWS] == 1.0:
         mass[:] = 1.0 / NUM_LEARNERS
-    regrets, scratch = np.empty(NUM_LEARNERS), np.empty((3, losses.size))
+    regrets, scratch = np.empty(NUM_LEARNERS), np.empty((2, losses.size))
     judge_learners(table, mass, losses, regrets)
     newest = 1.0 / (numbers[NUM_WINDOWS] + 1.0)
     learn_shares(table, mass, losses, numbers[TO_PAST], newest, scratch)

@@ -6,7 +6,7 @@ same compiled ``learn``, so they cannot disagree.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -267,6 +267,11 @@ def _compiled_follow() -> Kernel:
 
 
 @cache
+def _follower(learn: Kernel) -> Kernel:
+    return partial(_compiled_follow(), address(learn, LEARN))
+
+
+@cache
 def _compiled_walk() -> Kernel:
     signature = types.int64(
         types.FunctionType(LEARN),
@@ -305,7 +310,7 @@ def follow(
         losses: Shape (W, N), float64; NaN = asleep.
         after: Shape (W, N), written.
     """
-    _compiled_follow()(address(learn, LEARN), table, numbers, losses, after)
+    _follower(learn)(table, numbers, losses, after)
 
 
 def walk(

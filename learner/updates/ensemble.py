@@ -2,9 +2,10 @@
 
 OnlineSPEC (arXiv 2603.12617), ensemble variant, after Ader (Zhang, Lu, Zhou 2018). Every expert
 runs the online gradient at its own rate. Meta weights follow Hedge with fixed share on the
-prequential loss: each batch is scored with every expert *before* any of them learns from it (the
-reference scores the training loss after, which favours the largest rate). Served is the average of
-the parameters under the meta weights, or the best expert.
+prequential loss: what every expert loses *before* any of them learns from it (the reference scores
+the training loss after, which favours the largest rate). That is the loss of a step's batch where
+batches are new, or of what ``weigh`` is told where they are drawn from a memory. Served is the
+average of the parameters under the meta weights, or the best expert.
 
 What can be shared. The gradients of N experts are taken at N points, so an exact step costs N
 forwards and N backwards (``backward="each"``). With ``backward="shared"`` one gradient, at the
@@ -110,6 +111,7 @@ class Ensemble:
         self._experts = [OnlineGradient(weights, one) for one in _expert_settings(settings)]
         self._probabilities = np.full(settings.num_experts, 1.0 / settings.num_experts)
         self._served = self._serve()
+        self._weighs_apart = False
         self.num_restarts = 0
 
     @property
@@ -149,11 +151,8 @@ class Ensemble:
         else:
             found, values = self._each(loss)
         moved = self._apply(found, delay_updates)
-        losses = self._meta_losses(values)
-        self._probabilities = fixed_share(
-            before, losses, rate=self._settings.meta_rate, share=self._settings.share
-        )
-        self._restart(losses)
+        if not self._weighs_apart:
+            self._weigh(values)
         self._served = self._serve()
         is_scored = np.isfinite(values)
         weights = before[is_scored] / before[is_scored].sum()
@@ -166,6 +165,18 @@ class Ensemble:
             num_forwards=num_shared + (self._settings.losses == "measured") * len(self._experts),
             num_backwards=num_shared or len(self._experts),
         )
+
+    def weigh(self, loss: Loss) -> None:
+        """Weigh the experts by what each loses on examples that none has learned from.
+
+        From then on steps weigh no more. Their batches may hold examples that were learned from
+        before, on which the largest rate looks best: it knows them by heart.
+        """
+        with torch.no_grad():
+            values = np.array([float(loss(expert.weights)) for expert in self._experts])
+        if np.isfinite(values).any():
+            self._weighs_apart = True
+            self._weigh(values)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return all that ``from_state`` needs, as copies."""
@@ -243,6 +254,13 @@ class Ensemble:
             raise UpdateRefusedError(message)
         return max(steps)
 
+    def _weigh(self, values: NDArray[np.float64]) -> None:
+        losses = self._meta_losses(values)
+        self._probabilities = fixed_share(
+            self._probabilities, losses, rate=self._settings.meta_rate, share=self._settings.share
+        )
+        self._restart(losses)
+
     def _meta_losses(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return losses in [0, 1]: what each lost beyond the best, in units of the scale."""
         beyond = (values - np.nanmin(values)) / self._settings.loss_scale
@@ -252,9 +270,9 @@ class Ensemble:
         if not self._settings.restarts:
             return
         best = self._experts[int(losses.argmin())]
-        for index, one in enumerate(_expert_settings(self._settings)):
-            if losses[index] >= 1.0:
-                self._experts[index] = OnlineGradient.from_state(best.state(), one)
+        for index, loss in enumerate(losses):
+            if loss >= 1.0:
+                self._experts[index].restore(best.state())
                 self.num_restarts += 1
 
     def _serve(self) -> dict[str, torch.Tensor]:

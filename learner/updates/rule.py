@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -47,6 +47,14 @@ class StepReport:
     step_size: float = 0.0
     num_forwards: int = 1
     num_backwards: int = 1
+
+
+@runtime_checkable
+class WeighingRule(Protocol):
+    """A rule of several experts, which weighs them by examples that it has not learned from."""
+
+    def weigh(self, loss: Loss) -> None:
+        """Weigh the experts by their loss; from then on steps weigh no more."""
 
 
 class UpdateRule(Protocol):
@@ -113,7 +121,10 @@ def guarded_gradient(loss: Loss, weights: Weights, *, max_norm: float) -> Gradie
     if not norm < float("inf"):
         raise UpdateRefusedError(f"gradient of norm {norm}, expected a finite number")
     scale = min(max_norm / (norm + 1e-6), 1.0)
-    tensors = {name: tensor * scale for name, tensor in zip(leaves, found, strict=True)}
+    tensors = {
+        name: tensor * scale if scale < 1.0 else tensor.contiguous()
+        for name, tensor in zip(leaves, found, strict=True)
+    }
     return Gradient(loss=float(value.detach()), norm=norm, tensors=tensors)
 
 

@@ -25,19 +25,22 @@ from kafka import TopicPartition
 
 from inference.emission import Emitter
 from learner.service import LearnerSettings, PolicyLearner
-from pipeline.boards import LogPolicyBoard, PolicyFollower
-from pipeline.event_sender import LogEventSender
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaClients, KafkaOptions
 from pipeline.eventlog.ports import EventLog
-from pipeline.group_source import GroupEventSource
 from pipeline.local_broker import BenchError
-from pipeline.topics import TopicPlan
+from pipeline.messaging.boards import LogPolicyBoard, PolicyFollower
+from pipeline.messaging.event_sender import LogEventSender
+from pipeline.messaging.group_source import GROUP, GroupEventSource
+from pipeline.messaging.topics import TopicPlan
 from schemas.codec import cloud_event_headers, encode
 from schemas.events import VerificationEvent
+from schemas.topics import VERIFICATION_EVENTS
 
 BARE_TOPIC = "draftloop.bench-bare"
 IDLE_SECONDS = 60.0
+REST_SECONDS = 1.5
+FORGET_SECONDS = 0.5
 WARM_UP_EVENTS = 50
 OPTIONS = KafkaOptions(compression="zstd", session_timeout_seconds=10.0)
 
@@ -81,6 +84,37 @@ def _heard(connection: Connection, seconds: float = IDLE_SECONDS) -> Any:
         return connection.recv()
     except EOFError:
         raise BenchError("the other process has ended; its error is above") from None
+
+
+def forget(servers: str, log: KafkaEventLog, topic: str) -> None:
+    """Delete what a topic of one partition holds, and let the broker come to rest.
+
+    The emulated broker writes all that it holds to its file again, about once a second.
+    """
+    admin = KafkaClients(servers.split(","), OPTIONS).admin()
+    with closing(admin):
+        admin.delete_records({TopicPartition(topic, 0): log.end_offset(topic, 0)})
+    time.sleep(REST_SECONDS)
+
+
+@contextmanager
+def forgetting(servers: str, log: KafkaEventLog) -> Iterator[None]:
+    """Delete, while the block runs, the events that published policies contain."""
+    stop = threading.Event()
+
+    def run() -> None:
+        with closing(KafkaClients(servers.split(","), OPTIONS).admin()) as admin:
+            while not stop.wait(FORGET_SECONDS):
+                if contained := log.committed(GROUP, VERIFICATION_EVENTS, 0):
+                    admin.delete_records({TopicPartition(VERIFICATION_EVENTS, 0): contained})
+
+    thread = threading.Thread(target=run, name="forgetting")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 Encoded = tuple[bytes, bytes, list[tuple[str, bytes]]]
@@ -242,7 +276,7 @@ def whole_passage(
     send(warm)
     learning.published()
     learning.expect(len(measured))
-    emitter = Emitter(send, capacity=len(events), max_batch=500)
+    emitter = Emitter(send, capacity=len(events))
     begun, used = time.monotonic(), time.process_time()
     for event in measured:
         emitter.emit(event)

@@ -37,12 +37,13 @@ from inference.target import Target
 from inference.worker import Request, Worker, WorkerOptions
 from learner.request_selector import RequestSelector
 from pipeline.bench.heads import BenchHeads, trained_heads
-from pipeline.boards import LogEventSender
+from pipeline.configuration.settings import Settings
 from pipeline.features import FeatureRecorder
 from pipeline.json_files import write_json
 from pipeline.mbpp import read_mbpp
-from pipeline.settings import Settings
-from pipeline.wiring import open_log, open_target
+from pipeline.messaging.boards import LogEventSender
+from pipeline.messaging.event_logs import open_log
+from pipeline.wiring import open_target
 from schemas.events import FinishReason, PolicyPublished
 
 NUM_SPECULATIVE_TOKENS = 4

@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from learner.service import LearnerSettings, PolicyLearner
-from pipeline.boards import LogPolicyBoard
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
-from pipeline.group_source import GroupEventSource
 from pipeline.local_broker import BenchError
-from pipeline.outages import run_through_outages
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.boards import LogPolicyBoard
+from pipeline.messaging.group_source import GroupEventSource
+from pipeline.messaging.outages import run_through_outages
+from pipeline.messaging.topics import TopicPlan, create_topics
+from pipeline.tied import tie_to_parent
 from schemas.topics import VERIFICATION_EVENTS
 
 OPTIONS = KafkaOptions(compression="zstd")
@@ -31,7 +32,7 @@ class LearnerGroup:
     """Learners in processes, which tell their shares and what they have learned.
 
     Args:
-        servers: ``host:port`` of the broker.
+        servers: ``host:port`` of the broker, or of several with commas between them.
         num_learners: Processes; they are started at once.
         settings: Of every learner.
     """
@@ -48,6 +49,11 @@ class LearnerGroup:
         ]
         for process in self._processes:
             process.start()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Processes of the learners."""
+        return [process.pid or 0 for process in self._processes]
 
     def shares(self) -> list[int]:
         """Return how many partitions each learner owns."""
@@ -90,10 +96,11 @@ class LearnerGroup:
 def _learn(
     servers: str, number: int, settings: LearnerSettings, learned: Any, shares: Any, must_end: Any
 ) -> None:
-    """Be a learner of the group."""
+    """Be a learner of the group, and no longer than who asked for it."""
+    tie_to_parent()
     # The terminal's interrupt is the benchmark's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with closing(KafkaEventLog([servers], OPTIONS)) as log:
+    with closing(KafkaEventLog(servers.split(","), OPTIONS)) as log:
         create_topics(log, TopicPlan(num_partitions=log.num_partitions(VERIFICATION_EVENTS)))
         source = GroupEventSource(log)
         board = LogPolicyBoard(log, source=f"bench-{number}")

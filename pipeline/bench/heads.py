@@ -16,8 +16,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from inference.drafters.hydra import DraftVocabulary, FrozenRows, HydraDrafter, frequent_tokens
-from inference.drafters.hydra_training import VOCABULARY, TrainableHydra
+from inference.drafters.frozen_rows import VOCABULARY, DraftVocabulary, FrozenRows, frequent_tokens
+from inference.drafters.hydra import HydraDrafter
+from inference.drafters.hydra_training import TrainableHydra
 from inference.model_files import default_cache
 from inference.target import Target
 from learner.examples import ExampleMemory, Segment

@@ -31,15 +31,16 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.worker import Request, Worker, WorkerOptions
 from learner.service import LearnerSettings
+from pipeline.bench.given_broker import GivenBroker, emptied_broker
 from pipeline.bench.group import OPTIONS, LearnerGroup
 from pipeline.bench.target import small_target
-from pipeline.boards import LogEventSender
 from pipeline.eventlog.kafka import KafkaEventLog
-from pipeline.inbox import LogInbox
 from pipeline.json_files import write_json
 from pipeline.local_broker import BenchError, LocalBroker
-from pipeline.registry import ArtifactError
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.boards import LogEventSender
+from pipeline.messaging.inbox import LogInbox
+from pipeline.messaging.topics import TopicPlan, create_topics
+from pipeline.releases.registry import ArtifactError
 from schemas.events import DrafterReleased, PolicyPublished
 
 STREAM = "bench"
@@ -76,20 +77,27 @@ class OutageBench:
 
 
 def run_outage_bench(
-    bench: OutageBench, *, json_file: Path | None, console: Console
+    bench: OutageBench,
+    *,
+    json_file: Path | None,
+    console: Console,
+    given: GivenBroker | None = None,
 ) -> dict[str, Any]:
     """Measure, print and write; about ``warm + steady + outage`` seconds and half a minute.
+
+    Args:
+        bench: How long, and how much.
+        json_file: Where to write the numbers.
+        console: Where to print them.
+        given: The broker to stop and start, which holds nothing of ours; None = one of its own.
 
     Raises:
         BenchError: If serving stopped, events are not accounted for, or learning did not resume.
         NoBrokerError: If there is no broker to start.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="draftloop-bench-")))
-        broker = LocalBroker(folder)
-        stack.callback(broker.stop)
-        broker.start()
-        with closing(KafkaEventLog([broker.servers], OPTIONS)) as log:
+        broker = stack.enter_context(_running(given))
+        with closing(KafkaEventLog(broker.servers.split(","), OPTIONS)) as log:
             create_topics(log, TopicPlan(num_partitions=1))
         settings = LearnerSettings(publish_every_events=20, poll_seconds=0.1)
         learner = stack.enter_context(closing(LearnerGroup(broker.servers, 1, settings)))
@@ -100,6 +108,22 @@ def run_outage_bench(
     if json_file is not None:
         write_json(json_file, result)
     return result
+
+
+@contextmanager
+def _running(given: GivenBroker | None) -> Iterator[LocalBroker | GivenBroker]:
+    """Yield a broker that runs; one of its own ends with the block, a given one goes on."""
+    if given is not None:
+        with emptied_broker(given.servers, OPTIONS), closing(given):
+            yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="draftloop-bench-") as folder:
+        broker = LocalBroker(Path(folder))
+        try:
+            broker.start()
+            yield broker
+        finally:
+            broker.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +139,7 @@ class _Times:
 
 def _disturbed(
     bench: OutageBench,
-    broker: LocalBroker,
+    broker: LocalBroker | GivenBroker,
     learner: LearnerGroup,
     served: _Serving,
     console: Console,
@@ -233,7 +257,7 @@ def _serving(servers: str, bench: OutageBench) -> Iterator[_Serving]:
     opened: list[KafkaEventLog] = []
 
     def open_log() -> KafkaEventLog:
-        opened.append(KafkaEventLog([servers], OPTIONS))
+        opened.append(KafkaEventLog(servers.split(","), OPTIONS))
         return opened[-1]
 
     drafters = [PromptLookupDrafter(f"lookup-{n}", longest=n) for n in (2, 3, 5)]

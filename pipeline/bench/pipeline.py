@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,18 +20,21 @@ from rich.console import Console
 from inference.emission import Emitter
 from learner.service import LearnerSettings, PolicyLearner
 from pipeline.bench.broker import (
+    BARE_TOPIC,
     OPTIONS,
     Passage,
     bare_passages,
+    forget,
+    forgetting,
     learning_process,
     publish_delays,
     whole_passage,
 )
-from pipeline.event_decoding import decode_events
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.ports import Message, StoredMessage
 from pipeline.json_files import write_json
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.event_decoding import decode_events
+from pipeline.messaging.topics import TopicPlan, create_topics
 from schemas.codec import decode_verification_event, encode
 from schemas.events import PolicyPublished, VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
@@ -51,7 +54,7 @@ class PipelineBench:
             costs its worker, spread over the rounds that it tells of.
     """
 
-    num_events: int = 2000
+    num_events: int = 4000
     num_repeats: int = 3
     delay_seconds: float = 10.0
     round_seconds: float = 0.02
@@ -75,6 +78,7 @@ def run_pipeline_bench(
     *,
     json_file: Path | None,
     console: Console,
+    may_delete: bool = False,
 ) -> dict[str, float]:
     """Measure and print; the events give the payload.
 
@@ -84,6 +88,8 @@ def run_pipeline_bench(
         bench: How much.
         json_file: Where to write the numbers.
         console: Where to print them.
+        may_delete: Delete what a passage has left in the broker before the next one begins, and
+            while delays are measured what policies contain; for a broker started for this.
     """
     windows = len(events[0].windows.start)
     values = [encode(event) for event in events]
@@ -94,7 +100,7 @@ def run_pipeline_bench(
         * _rate(lambda i: decode_verification_event(values[i % len(values)]), bench),
         "apply_windows_per_second": windows * _apply_rate(events, bench),
     }
-    passages = _over_broker(events, servers, bench, console)
+    passages = _over_broker(events, servers, bench, console, may_delete=may_delete)
     results |= _figures(passages, windows)
     seconds = _emission_seconds(events, bench) + _median(passages.whole, "sender_seconds")
     num_rounds = max(1, len(events[0].rounds.num_draft_tokens))
@@ -125,7 +131,12 @@ class _Passages:
 
 
 def _over_broker(
-    events: Sequence[VerificationEvent], servers: str, bench: PipelineBench, console: Console
+    events: Sequence[VerificationEvent],
+    servers: str,
+    bench: PipelineBench,
+    console: Console,
+    *,
+    may_delete: bool,
 ) -> _Passages:
     """Measure the passages in turns, so that a slow minute slows all of them."""
     bare, one_process, whole = [], [], []
@@ -138,12 +149,17 @@ def _over_broker(
                 two, one = bare_passages(servers, sent, log)
                 bare.append(two)
                 one_process.append(one)
+                if may_delete:
+                    forget(servers, log, BARE_TOPIC)
                 whole.append(whole_passage(log, learning, sent))
+                if may_delete:
+                    forget(servers, log, VERIFICATION_EVENTS)
             console.print(f"delay to the policy, {bench.delay_seconds:.0f} s ...")
             rate = _median(whole, "events_per_second") / 2
             count = max(10, round(rate * bench.delay_seconds))
             sent = _events(events, bench.num_repeats * bench.num_events, count)
-            delays = publish_delays(log, sent, num_streams=len(events), rate=rate)
+            with forgetting(servers, log) if may_delete else nullcontext():
+                delays = publish_delays(log, sent, num_streams=len(events), rate=rate)
     return _Passages(bare=bare, one_process=one_process, whole=whole, delays_seconds=delays)
 
 

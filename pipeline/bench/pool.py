@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from inference.drafters.hydra import DraftVocabulary, FrozenRows, HydraDrafter
-from inference.drafters.hydra_training import VOCABULARY
+from inference.drafters.frozen_rows import VOCABULARY, DraftVocabulary, FrozenRows
+from inference.drafters.hydra import HydraDrafter
 from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.drafters.suffix import SuffixDrafter

@@ -9,30 +9,33 @@ stream, with what one undisturbed learner makes of the same log.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from kafka.partitioner.default import murmur2
 from rich.console import Console
 
 from learner.service import LearnerSettings, PolicyLearner
 from pipeline.bench.events import bench_event
+from pipeline.bench.given_broker import emptied_broker
 from pipeline.bench.group import OPTIONS, LearnerGroup
 from pipeline.bench.replay import with_interval
-from pipeline.boards import LogEventSource, LogPolicyBoard
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.ports import EventLog, Message
 from pipeline.json_files import write_json
-from pipeline.local_broker import BenchError, local_broker
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.local_broker import BenchError, LocalBroker
+from pipeline.messaging.boards import LogEventSource, LogPolicyBoard
+from pipeline.messaging.topics import TopicPlan, create_topics
 from schemas.codec import encode
 from schemas.equality import first_difference
 from schemas.events import PolicyPublished
@@ -63,23 +66,33 @@ class ScalingBench:
 
 
 def run_scaling_bench(
-    bench: ScalingBench, *, json_file: Path | None, console: Console
+    bench: ScalingBench, *, json_file: Path | None, console: Console, servers: str = ""
 ) -> dict[str, Any]:
     """Measure, print and write; about 15 seconds per repetition on two free cores.
+
+    Args:
+        bench: How much.
+        json_file: Where to write the numbers.
+        console: Where to print them.
+        servers: ``host:port`` of a broker that holds nothing of ours; empty = one of its own for
+            each measurement.
 
     Raises:
         BenchError: If learners did not catch up, or know together what one would not.
         NoBrokerError: If there is no broker to start.
     """
     sizes = (1, bench.num_learners)
-    size_to_rates: dict[int, list[float]] = {size: [] for size in sizes}
-    num_streams = 0
+    size_to_found: dict[int, list[_Measured]] = {size: [] for size in sizes}
     for repetition in range(bench.repetitions):
         for size in sizes if repetition % 2 == 0 else reversed(sizes):
-            rate, num_streams = _measured(bench, size)
-            size_to_rates[size].append(rate)
-            console.print(f"{size} learners: {rate:,.0f} events/s", highlight=False)
-    one, several = size_to_rates[1], size_to_rates[bench.num_learners]
+            found = _measured(bench, size, servers)
+            size_to_found[size].append(found)
+            console.print(
+                f"{size} learners: {found.rate:,.0f} events/s, {found.learner_cores:.2f} cores, "
+                f"broker {found.broker_cores:.2f}",
+                highlight=False,
+            )
+    one, several = ([found.rate for found in size_to_found[size]] for size in sizes)
     key = f"{_number(bench.num_learners)}_learners_vs_one"
     result: dict[str, Any] = {
         "cores": os.cpu_count(),
@@ -91,8 +104,15 @@ def run_scaling_bench(
         **with_interval(f"{_number(bench.num_learners)}_learners_events_per_second", several),
         **with_interval(key, [m / s for m, s in zip(several, one, strict=True)]),
         "states_equal": True,
-        "num_states_compared": num_streams * 2 * bench.repetitions,
+        "num_states_compared": sum(
+            found.num_streams for each in size_to_found.values() for found in each
+        ),
     }
+    for size, name in zip(sizes, ("one_learner", f"{key.removesuffix('_vs_one')}"), strict=True):
+        for part in ("learner_cores", "broker_cores"):
+            values = [getattr(found, part) for found in size_to_found[size]]
+            if not np.isnan(values).any():
+                result[f"{name}_{part}"] = float(np.mean(values))
     console.print(f"{key} {result[key]:.2f}", highlight=False)
     if json_file is not None:
         write_json(json_file, result)
@@ -103,12 +123,54 @@ def _number(count: int) -> str:
     return {2: "two", 3: "three", 4: "four", 6: "six"}.get(count, str(count))
 
 
-def _measured(bench: ScalingBench, num_learners: int) -> tuple[float, int]:
-    """Return events per second of one group over a broker of its own, and the streams compared."""
+@contextmanager
+def _fresh_broker(servers: str) -> Iterator[tuple[str, int | None]]:
+    """Yield ``host:port`` of a broker without topics of ours, and its process if it is our own."""
+    if servers:
+        with emptied_broker(servers, OPTIONS):
+            yield servers, None
+        return
+    with tempfile.TemporaryDirectory(prefix="draftloop-bench-") as folder:
+        broker = LocalBroker(Path(folder))
+        try:
+            broker.start()
+            yield broker.servers, broker.process_id
+        finally:
+            broker.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One group's catching up.
+
+    Attributes:
+        rate: Events per second.
+        learner_cores: Processors that the learners kept busy together.
+        broker_cores: Those of the broker; NaN if it is not our own.
+        num_streams: Streams that were compared.
+    """
+
+    rate: float
+    learner_cores: float
+    broker_cores: float
+    num_streams: int
+
+
+def processor_seconds(process_ids: Sequence[int]) -> float:
+    """Return the processor time that running processes have used together."""
+    ticks = 0
+    for process_id in process_ids:
+        # Behind the name, which may hold blanks: user and system time are fields 14 and 15.
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _measured(bench: ScalingBench, num_learners: int, given: str) -> _Measured:
+    """Let one group catch up over a fresh broker, and compare what it learned."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="draftloop-bench-")))
-        servers = stack.enter_context(local_broker(folder))
-        log = stack.enter_context(closing(KafkaEventLog([servers], OPTIONS)))
+        servers, broker = stack.enter_context(_fresh_broker(given))
+        log = stack.enter_context(closing(KafkaEventLog(servers.split(","), OPTIONS)))
         create_topics(log, TopicPlan(num_partitions=bench.num_partitions))
         streams = balanced_streams(bench.num_partitions)
         messages = backlog_messages(streams, bench)
@@ -121,14 +183,25 @@ def _measured(bench: ScalingBench, num_learners: int) -> tuple[float, int]:
         group.signal(signal.SIGSTOP)
         for first in range(0, len(backlog), 500):
             log.append(VERIFICATION_EVENTS, backlog[first : first + 500])
+        brokers = [] if broker is None else [broker]
+        used = [processor_seconds(ids) for ids in (group.process_ids, brokers)]
         begun = time.monotonic()
         group.signal(signal.SIGCONT)
         group.wait(lambda: group.num_learned() >= len(messages))
-        rate = len(backlog) / (time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        used = [
+            processor_seconds(ids) - before
+            for ids, before in zip((group.process_ids, brokers), used, strict=True)
+        ]
         # A learner that leaves amid a rebalance publishes nothing: its successor would learn it.
         group.wait(lambda: _num_published(log) == len(messages))
         group.close()
-        return rate, refuse_other_states(log)
+        return _Measured(
+            rate=len(backlog) / seconds,
+            learner_cores=used[0] / seconds,
+            broker_cores=used[1] / seconds if brokers else math.nan,
+            num_streams=refuse_other_states(log),
+        )
 
 
 def balanced_streams(num_partitions: int) -> list[str]:

@@ -32,11 +32,11 @@ from rich.table import Table
 from scipy.stats import t as student
 
 from pipeline.bench.client import Play, play
+from pipeline.configuration.server_settings import ServerSettings
+from pipeline.configuration.settings import Settings
 from pipeline.json_files import write_json
 from pipeline.prompts import read_prompts
-from pipeline.server_settings import ServerSettings
 from pipeline.serving import Served, served
-from pipeline.settings import Settings
 from pipeline.wiring import open_target
 
 NUM_CLIENTS = 8

@@ -28,14 +28,15 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import Progress
 
+from pipeline.archive.log_files import EVENTS_FOLDER
 from pipeline.bench.soak_worker import FLEET
-from pipeline.boards import LogPolicyBoard
-from pipeline.estimate import estimate
+from pipeline.configuration.settings import Settings, service_environment
 from pipeline.eventlog.ports import EventLog
 from pipeline.json_files import write_json
-from pipeline.log_files import EVENTS_FOLDER
-from pipeline.settings import Settings, service_environment
-from pipeline.wiring import open_log
+from pipeline.messaging.boards import LogPolicyBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.operations.estimate import estimate
+from schemas.errors import KnownError
 from schemas.topics import DEAD_LETTERS, VERIFICATION_EVENTS
 
 WORKER, LEARNER, ARCHIVER = "worker", "learner", "archiver"
@@ -54,7 +55,7 @@ KEPT_SECONDS = 60.0
 """How long the topic keeps events: a broker of tests holds them in memory."""
 
 
-class SoakError(Exception):
+class SoakError(KnownError):
     """The soak could not be finished, or has shown something that must not be; says what."""
 
 

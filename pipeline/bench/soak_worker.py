@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from inference.emission import Emitter
-from pipeline.estimate import Fleet
-from pipeline.estimate_sample import sample_events
-from pipeline.event_sender import LogEventSender
+from pipeline.archive.log_files import log_files
+from pipeline.configuration.settings import Settings, load_settings
 from pipeline.eventlog.ports import EventLog, Message
-from pipeline.log_files import log_files
-from pipeline.settings import Settings, load_settings
-from pipeline.wiring import open_log
+from pipeline.messaging.event_logs import open_log
+from pipeline.messaging.event_sender import LogEventSender
+from pipeline.operations.estimate import Fleet
+from pipeline.operations.estimate_sample import sample_events
 from schemas.events import VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 

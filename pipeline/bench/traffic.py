@@ -17,12 +17,12 @@ from rich.console import Console
 
 from inference.engine import EngineOptions
 from inference.sampling import SamplingParams
+from pipeline.archive.recording_log import refuse_existing
 from pipeline.bench.conversations import Conversation
 from pipeline.bench.domains import Domain, read_domains
 from pipeline.bench.pool import MIXED_DRAFTER, bench_pool
+from pipeline.configuration.settings import Settings
 from pipeline.recording import Recorded, RecordingOptions, record
-from pipeline.recording_log import refuse_existing
-from pipeline.settings import Settings
 from pipeline.wiring import open_target
 
 SHIFT, TWO, DOCUMENT = "shift", "two", "document"

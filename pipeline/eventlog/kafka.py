@@ -39,7 +39,7 @@ from pipeline.eventlog.ports import (
     UnknownTopicError,
 )
 from pipeline.eventlog.refusals import refuse_messages, refuse_mismatch, refuse_partition
-from pipeline.topics import MAX_MESSAGE_BYTES
+from pipeline.messaging.topics import MAX_MESSAGE_BYTES
 from schemas.avro import PACKAGED, SchemaTable
 
 

@@ -14,9 +14,10 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.selector import NetworkSelector
 
 from pipeline.eventlog.kafka_connections import TellingManager
-from pipeline.topics import MAX_MESSAGE_BYTES
+from pipeline.messaging.topics import MAX_MESSAGE_BYTES
 
 _LONGEST_RECONNECT_MILLISECONDS = 1000
+_SESSIONS_PER_REBALANCE = 2
 _HEARTBEATS_PER_SESSION = 5
 
 
@@ -84,6 +85,10 @@ class KafkaClients:
             "partition_assignment_strategy": [assignor],
             "session_timeout_ms": session_milliseconds,
             "heartbeat_interval_ms": session_milliseconds // _HEARTBEATS_PER_SESSION,
+            # The membership's thread polls at least once a session. It is also how long the group
+            # waits for a member that does not join again, and how long a member waits for an answer
+            # to its joining before it asks again: five minutes by default.
+            "max_poll_interval_ms": _SESSIONS_PER_REBALANCE * session_milliseconds,
         }
         return self._build(KafkaConsumer, settings)
 
@@ -124,8 +129,7 @@ class KafkaClients:
                 request_timeout_ms=self._timeout_milliseconds,
                 reconnect_backoff_max_ms=_LONGEST_RECONNECT_MILLISECONDS,
                 kafka_client=remembered_connection,
-                **self._options.security,
-                **settings,
+                **{**settings, **self._options.security},
             )
         except BaseException as error:
             # A client that found no broker would leave its thread and sockets to us for ever.

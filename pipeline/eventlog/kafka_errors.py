@@ -18,7 +18,7 @@ from kafka.errors import (
 )
 
 from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError
-from pipeline.topics import MAX_MESSAGE_BYTES
+from pipeline.messaging.topics import MAX_MESSAGE_BYTES
 
 PRODUCER_FORGOTTEN = (
     OutOfOrderSequenceNumberError,

@@ -78,7 +78,7 @@ class KafkaMembership:
         topic: Whose partitions are shared out.
         session_timeout_seconds: A member that was silent for so long has left.
         most_silent_seconds: If the owner does not ask for changes for so long, it is taken for
-            dead and its partitions are given to others.
+            dead and its partitions are given to others, until it asks again.
 
     Attributes:
         num_rebalances: Changes of the owned partitions.
@@ -181,6 +181,7 @@ class KafkaMembership:
                 if self._is_owner_silent():
                     self._leave(consumer)
                     consumer = None
+                    self._await_owner()
                     continue
                 consumer.poll(timeout_ms=POLL_MILLISECONDS)
                 self._commit_or_confirm(consumer)
@@ -218,6 +219,12 @@ class KafkaMembership:
         """A member without partitions owes nobody an answer."""
         silent_seconds = time.monotonic() - self._asked_seconds
         return bool(self._owned) and silent_seconds > self._most_silent_seconds
+
+    def _await_owner(self) -> None:
+        """Stay away until the owner asks for changes: what it does not read is others' to read."""
+        left_seconds = time.monotonic()
+        while self._asked_seconds < left_seconds and not self._stop.wait(POLL_MILLISECONDS / 1000):
+            self._moved_seconds = time.monotonic()
 
     def _leave(self, consumer: Any) -> None:
         try:
@@ -280,9 +287,10 @@ class KafkaMembership:
         self._forget(partitions)
 
     def _lose(self, partitions: Collection[int]) -> None:
-        if partitions:
-            self._changes.put(PartitionChange(ChangeKind.LOST, tuple(sorted(partitions))))
-            self._forget(partitions)
+        lost = self.owned.intersection(partitions)
+        if lost:
+            self._changes.put(PartitionChange(ChangeKind.LOST, tuple(sorted(lost))))
+            self._forget(lost)
 
     def _forget(self, partitions: Collection[int]) -> None:
         self.num_rebalances += 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog, EventLogError
-from pipeline.topics import declared_topics
+from pipeline.messaging.topics import declared_topics
 from schemas.avro import PACKAGED, SchemaTable
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from schemas.avro import SchemaTable
+from schemas.errors import KnownError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +119,7 @@ class EventLog(Protocol):
         """Release everything; idempotent."""
 
 
-class EventLogError(Exception):
+class EventLogError(KnownError):
     """The event log could not do what was asked; the message names the topic and the cure."""
 
 

@@ -11,8 +11,7 @@ import torch
 
 from inference.drafters.convex import MAPS, ConvexDrafter, convex_shapes
 from inference.drafters.convex_training import TrainableConvex
-from inference.drafters.hydra import FrozenRows, frequent_tokens
-from inference.drafters.hydra_training import VOCABULARY
+from inference.drafters.frozen_rows import VOCABULARY, FrozenRows, frequent_tokens
 from inference.ports import WindowBatch
 from inference.sampling import SamplingParams
 from inference.target import Target

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from inference.drafters.hydra import (
-    DraftVocabulary,
-    FrozenRows,
-    HydraDrafter,
-    SeenTokens,
-    frequent_tokens,
-    hydra_shapes,
-    initial_hydra_weights,
-    predict_heads,
-)
+from inference.drafters.frozen_rows import DraftVocabulary, FrozenRows, frequent_tokens
+from inference.drafters.head import predict_heads
+from inference.drafters.hydra import HydraDrafter, hydra_shapes, initial_hydra_weights
+from inference.drafters.seen_tokens import SeenTokens
 from inference.ports import NO_PROPOSAL, Predictions, WindowBatch
 from inference.sampling import SamplingParams, processed_probs
 from inference.target import Target

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.drafters.eagle import EagleDrafter, eagle_shapes
+from inference.drafters.eagle import SIZES, EagleDrafter, eagle_shapes
 from inference.drafters.eagle_training import TrainableEagle
-from inference.drafters.hydra import FrozenRows, frequent_tokens
-from inference.drafters.hydra_training import VOCABULARY
+from inference.drafters.frozen_rows import VOCABULARY, DraftVocabulary, FrozenRows, frequent_tokens
 from inference.drafters.token_lm import TokenLmDrafter, token_lm_shapes
 from inference.drafters.token_lm_training import TrainableTokenLm
 from inference.ports import WindowBatch
@@ -208,7 +207,7 @@ def test_what_stood_before_is_read_as_far_back_as_it_says(kind: str) -> None:
     params = SamplingParams(temperature=1.0)
     one = drafter_of(kind, target)
     # Flat distributions: sure ones would all be the same.
-    one.weights["gain" if kind == "eagle" else "out"].mul_(0.02)
+    one.weights["final_norm" if kind == "eagle" else "out"].mul_(0.02)
     trajectory = verified(target, params)
     length = len(trajectory)
 
@@ -236,7 +235,7 @@ def test_it_learns_a_text_by_heart_and_drafts_it(kind: str) -> None:
     source = trainable_of(kind, target, size=VOCAB_SIZE)
     update = OnlineGradient(source.initial_weights(), OnlineGradientSettings(learning_rate=0.02))
     batch = examples_of(trajectory)
-    losses = [update.step(partial(source.loss, batch=batch)).loss for _ in range(150)]
+    losses = [update.step(partial(source.loss, batch=batch)).loss for _ in range(300)]
     assert losses[-1] < 0.1 * losses[0]
     one = served(source, update.served_weights, rows_of(target, VOCAB_SIZE))
     starts = range(6 + CONTEXT + 1, len(trajectory) - LEVELS)
@@ -274,17 +273,45 @@ def test_weights_that_are_not_finite_are_refused_at_work(kind: str, draws_drafts
 def test_shapes_of_weights_are_those_of_the_description() -> None:
     target = tiny_llama()
     shapes = {
-        "eagle": eagle_shapes(16, 8, 2, CONTEXT),
+        "eagle": eagle_shapes(16, 8),
         "token_lm": token_lm_shapes(16, 32, 8, CONTEXT + 1),
     }
     for kind, expected in shapes.items():
-        weights = trainable_of(kind, target).initial_weights()
-        assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == expected
+        source = trainable_of(kind, target)
+        tensors = source.artifact(source.initial_weights())
+        del tensors[VOCABULARY]
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
 
 
-def test_invalid_number_of_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_heads=3 .* hidden size 16"):
-        TrainableEagle("head", rows_of(tiny_llama()), inner_size=8, num_heads=3, num_context=4)
+@pytest.mark.parametrize(
+    ("num_heads", "num_context", "message"),
+    [
+        (3, 4, "head: num_heads=3 .* hidden size 16"),
+        (16, 4, "head: num_heads=16 .* even size"),
+        (2, 0, "head: num_context=0"),
+    ],
+)
+def test_invalid_sizes_of_attention_are_refused(
+    num_heads: int, num_context: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainableEagle(
+            "head",
+            rows_of(tiny_llama()),
+            inner_size=8,
+            num_heads=num_heads,
+            num_context=num_context,
+        )
+
+
+def test_heads_of_attention_are_64_wide_unless_told() -> None:
+    for hidden_size, expected in ((16, 1), (128, 2)):
+        rows = FrozenRows.of(
+            torch.zeros(8, hidden_size), torch.zeros(8, hidden_size), DraftVocabulary.of([1, 2])
+        )
+        source = TrainableEagle("head", rows, inner_size=8, num_heads=None, num_context=7)
+        sizes = source.artifact(source.initial_weights())[SIZES]
+        assert sizes.tolist() == [expected, 7]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.drafters.hydra import (
-    FrozenRows,
-    HydraDrafter,
-    frequent_tokens,
-    initial_hydra_weights,
-)
+from inference.drafters.frozen_rows import FrozenRows, frequent_tokens
+from inference.drafters.hydra import HydraDrafter, initial_hydra_weights
 from inference.drafters.nothing import NothingDrafter
 from inference.drafters.prompt_lookup import PromptLookupDrafter
 from inference.drafters.suffix import SuffixDrafter

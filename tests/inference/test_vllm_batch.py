@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inference.vllm_plugin.batch import BatchDrafter
-from schemas.events import FinishReason, VerificationEvent
+from schemas.events import NO_DRAFTER, FinishReason, VerificationEvent
 from tests.inference.vllm_fakes import (
     END,
     FakeEngine,
@@ -254,6 +254,49 @@ def test_steps_that_were_not_shown_are_caught_up_with() -> None:
     engine.run()
     batch.close()
     assert written(kept.of_request("a")) == request.output
+
+
+def test_tokens_that_vllm_drafts_by_itself_are_nobodys() -> None:
+    kept = Kept()
+    batch = drafter(kept, consenting_streams=frozenset({"vllm"}))
+    num_steps = 0
+
+    def step(*arguments: Any) -> list[list[int]]:
+        nonlocal num_steps
+        num_steps += 1
+        # Once a row is close to the end of the context, vLLM drafts token 0 for all of them.
+        is_shown = num_steps % 4 != 0
+        return batch.step(*arguments) if is_shown else [[0] * 4 for _ in arguments[0]]
+
+    engine = FakeEngine(step, lambda tokens: 0 if len(tokens) % 9 < 6 else len(tokens))
+    request = engine.add("a", [3, 4, 5], 60)
+    engine.run()
+    batch.close()
+    assert engine.num_accepted > 8
+    events = kept.events
+    assert [one for event in events for one in written([event])] == request.output
+    for rounds in (event.rounds for event in events):
+        assert (rounds.num_draft_tokens[rounds.drafter_index == NO_DRAFTER] == 0).all()
+    assert ("failures", "emit") not in kept.counts
+
+
+def test_a_request_that_is_first_seen_in_the_middle_is_reported_from_its_first_token() -> None:
+    kept = Kept()
+    batch = drafter(kept, consenting_streams=frozenset({"vllm"}))
+    num_steps = 0
+
+    def step(*arguments: Any) -> list[list[int]]:
+        nonlocal num_steps
+        num_steps += 1
+        return batch.step(*arguments) if num_steps > 3 else [[] for _ in arguments[0]]
+
+    engine = FakeEngine(step, noisy(5, vocab_size=9))
+    request = engine.add("a", [3, 4, 5], 20)
+    engine.run()
+    batch.close()
+    (event,) = kept.of_request("a")
+    assert event.num_prompt_tokens == 3
+    assert written([event]) == request.output
 
 
 def test_after_a_failure_a_request_goes_on_under_another_id() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from inference.drafters.hydra import DraftVocabulary, FrozenRows, HydraDrafter
+from inference.drafters.frozen_rows import DraftVocabulary, FrozenRows
+from inference.drafters.hydra import HydraDrafter
 from inference.drafters.nothing import NothingDrafter
 from inference.vllm_plugin.batch import BatchDrafter
 from inference.vllm_plugin.guard import MOST_IN_A_ROW

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from inference.drafters.hydra import FrozenRows, frequent_tokens
+from inference.drafters.frozen_rows import FrozenRows, frequent_tokens
 from inference.drafters.hydra_training import TrainableHydra
 from inference.target import Target
 from inference.vllm_plugin.batch import BatchDrafter
 from learner.online_trainer import OnlineTrainer
 from learner.training import DrafterTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
-from pipeline.heads import HeadLoader
-from pipeline.registry import DrafterRegistry
+from pipeline.releases.heads import HeadLoader
+from pipeline.releases.registry import DrafterRegistry
 from tests.inference.serving import HiddenStates
 from tests.inference.tiny import VOCAB_SIZE, random_prompts, tiny_llama
 from tests.inference.vllm_fakes import FakeEngine, Kept, connection, member

@@ -18,7 +18,7 @@ import torch
 from inference.vllm_plugin import DraftloopProposer
 from inference.vllm_plugin.guard import MOST_IN_A_ROW, Guard
 from inference.vllm_plugin.ports import Connection, ModelPlace
-from inference.vllm_plugin.proposer import with_lent_rows
+from inference.vllm_plugin.proposer import tell_version, with_lent_rows
 from inference.vllm_plugin.runner_hook import (
     listen,
     missing,
@@ -66,6 +66,7 @@ def runner_class() -> Any:
             self.requests = {"a": FakeCached()}
             self.input_batch = SimpleNamespace(req_ids=["a"])
             self.asked: list[object] = []
+            self.effective_drafter_max_model_len = 512
 
         def propose_draft_token_ids(
             self,
@@ -189,6 +190,8 @@ def test_a_runner_shows_its_steps_and_is_wrapped_once() -> None:
         []
     ]
     made.close()
+    # Asked in every step, near the end of the context too.
+    assert runner.effective_drafter_max_model_len > 10**9
     assert [event.request_id for event in kept.events] == ["a"]
     assert kept.events[0].num_prompt_tokens == 3
 
@@ -198,6 +201,7 @@ def test_a_runner_with_another_drafter_is_left_alone() -> None:
     listen(kind)
     runner = kind(SimpleNamespace(propose=lambda *_, slot_mappings: [[1]]))
     assert runner.propose_draft_token_ids(None, [[8]], None, None) == [[1]]
+    assert runner.effective_drafter_max_model_len == 512
 
 
 def test_a_runner_that_lacks_a_name_switches_the_feature_off_in_one_line(
@@ -212,6 +216,18 @@ def test_a_runner_that_lacks_a_name_switches_the_feature_off_in_one_line(
         DraftloopProposer(vllm_config(), connect=lambda _: connection(Kept()), runner_class=Renamed)
     (line,) = [one.message for one in caplog.records]
     assert "tokens alone" in line
+
+
+@pytest.mark.parametrize(
+    ("version", "is_told"), [("0.9.2", True), ("1.4.0", True), ("0.32.1", False)]
+)
+def test_a_vllm_that_was_never_tested_is_told_in_one_line(
+    version: str, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    with caplog.at_level(logging.WARNING):
+        tell_version()
+    assert [version in one.message for one in caplog.records] == [True] * is_told
 
 
 def test_what_a_request_asks_for_is_read_as_it_is_verified() -> None:

@@ -48,6 +48,7 @@ class Kept:
 
     events: list[VerificationEvent] = field(default_factory=list)
     waiting: list[Drafter] = field(default_factory=list)
+    policies: list[PolicyPublished] = field(default_factory=list)
     counts: dict[tuple[str, str], float] = field(default_factory=dict)
     fails_to_emit: bool = False
 
@@ -58,8 +59,9 @@ class Kept:
         self.events.append(event)
 
     def take_policies(self) -> Sequence[PolicyPublished]:
-        """Bring none."""
-        return ()
+        """Bring what waits."""
+        taken, self.policies = self.policies, []
+        return taken
 
     def take_drafters(self) -> Sequence[Drafter]:
         """Bring what waits."""
@@ -104,7 +106,8 @@ class FakeRequest:
     tokens: list[int]
     num_prompt_tokens: int
     max_tokens: int
-    facts: RequestFacts
+    facts: RequestFacts = field(default_factory=lambda: RequestFacts(sampling=GREEDY))
+    written: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
     unread: int = 0
 
@@ -156,11 +159,12 @@ class FakeEngine:
         self, request_id: str, prompt: Sequence[int], max_tokens: int, **facts: Any
     ) -> FakeRequest:
         """Queue a request."""
-        known = replace(
+        request = FakeRequest(request_id, list(prompt), len(prompt), max_tokens)
+        request.facts = replace(
             RequestFacts(sampling=GREEDY, max_tokens=max_tokens, num_prompt_tokens=len(prompt)),
+            written=request.written,
             **facts,
         )
-        request = FakeRequest(request_id, list(prompt), len(prompt), max_tokens, known)
         request.unread = len(prompt)
         self.waiting.append(request)
         return request
@@ -194,6 +198,7 @@ class FakeEngine:
         while self.waiting and len(self.rows) < self.num_rows:
             self.rows.append(self.waiting.pop(0))
         num_drafts = [len(request.draft) for request in self.rows]
+        verified = {one.request_id: list(one.draft) for one in self.rows if one.draft}
         sampled = [self._emit(request) for request in self.rows]
         scheduled = sum(num_drafts) + len(self.rows)
         for place, request in enumerate(self.rows):
@@ -203,7 +208,9 @@ class FakeEngine:
             sampled,
             self._sizes,
             self._ids,
-            self._facts(num_drafts, scheduled, sampled) if self._tells else None,
+            replace(self._facts(num_drafts, scheduled, sampled), draft_token_ids=verified)
+            if self._tells
+            else None,
         )
         assert len(drafts) == len(self.rows)
         for request, draft in zip(list(self.rows), drafts, strict=True):
@@ -220,6 +227,7 @@ class FakeEngine:
         for token in [*request.draft, None]:
             wanted = self._next_token(request.tokens)
             request.tokens.append(wanted)
+            request.written.append(wanted)
             emitted.append(wanted)
             if token != wanted:
                 break

@@ -9,9 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from pipeline.archiver import Archiver
-from pipeline.dead_letters import DeadLetterTopic
+from pipeline.archive.archiver import Archiver
 from pipeline.eventlog.embedded import EmbeddedEventLog
+from pipeline.messaging.dead_letters import DeadLetterTopic
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.killing import serve_forks
 

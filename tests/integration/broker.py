@@ -23,11 +23,11 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from pipeline.configuration.settings import KafkaSettings
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
-from pipeline.kafka_options import kafka_options
 from pipeline.local_broker import free_port, local_broker
-from pipeline.settings import KafkaSettings
+from pipeline.messaging.kafka_options import kafka_options
 
 __all__ = ["free_port"]
 

@@ -1,4 +1,4 @@
-"""A proxy before a broker of the tests: TLS, which they have not, and slow answers.
+"""A proxy before a broker of the tests: TLS, which they have not, slow answers, and lost requests.
 
 A broker tells its clients where it is, so the proxy writes its own port into those answers. Both
 numbers take four bytes, so nothing else of an answer changes.
@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HOST = "127.0.0.1"
+JOIN_GROUP = struct.pack(">h", 11)
+"""Key of the request, behind its size."""
 
 
 def make_certificate(folder: Path, name: str, *, address: str = HOST) -> Path:
@@ -46,7 +48,10 @@ def tls_proxy(broker: str, certificate: Path) -> Iterator[str]:
 
 @contextmanager
 def slow_proxy(broker: str) -> Iterator[Proxy]:
-    """Yield a proxy whose ``delay_seconds`` every answer waits, once it is set."""
+    """Yield a proxy whose ``delay_seconds`` every answer waits, once it is set.
+
+    It also keeps the next ``num_joins_to_lose`` requests to join a group from the broker.
+    """
     with socket.create_server((HOST, 0)) as listener, Proxy(broker, listener, None) as proxy:
         yield proxy
 
@@ -58,6 +63,7 @@ class Proxy:
         self, broker: str, listener: socket.socket, context: ssl.SSLContext | None
     ) -> None:
         self.delay_seconds = 0.0
+        self.num_joins_to_lose = 0
         self._broker_port = int(broker.rpartition(":")[2])
         self._listener = listener
         self._context = context
@@ -101,7 +107,10 @@ class Proxy:
             self._sockets += [client, broker]
             self._start(self._answers, broker, client)
             while data := client.recv(65536):
-                broker.sendall(data)
+                if self.num_joins_to_lose and data[4:6] == JOIN_GROUP:
+                    self.num_joins_to_lose -= 1
+                else:
+                    broker.sendall(data)
             broker.shutdown(socket.SHUT_WR)
 
     def _answers(self, broker: socket.socket, client: socket.socket) -> None:

@@ -11,11 +11,11 @@ import torch
 
 from learner.service import LearnerSettings, PolicyLearner
 from learner.stream_state import StreamSettings
-from pipeline.boards import LogEventSource
-from pipeline.event_decoding import decode_events
+from pipeline.archive.log_files import log_files
 from pipeline.eventlog.ports import EventLog, StoredMessage
-from pipeline.log_files import log_files
-from pipeline.registry import DrafterRegistry
+from pipeline.messaging.boards import LogEventSource
+from pipeline.messaging.event_decoding import decode_events
+from pipeline.releases.registry import DrafterRegistry
 from schemas.arrow import LoggedEvent, events_from_table, read_table
 from schemas.codec import decode_drafter_released, decode_policy_published, encode
 from schemas.equality import first_difference

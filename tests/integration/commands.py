@@ -20,11 +20,11 @@ from typing import Any
 
 from transformers.models.llama import modeling_llama
 
-from pipeline import cli, known_errors
+from pipeline import cli
 from pipeline.batch import serve_prompts
-from pipeline.wiring import build_learner
+from pipeline.learning import build_learner
 
-IMPORTED = (known_errors, modeling_llama, serve_prompts, build_learner)
+IMPORTED = (modeling_llama, serve_prompts, build_learner)
 """What the commands import only when they need it."""
 
 

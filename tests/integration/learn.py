@@ -13,9 +13,9 @@ from pathlib import Path
 
 from learner.ports import PolicyBoard
 from learner.service import LearnerSettings, PolicyLearner
-from pipeline.boards import LogEventSource, LogPolicyBoard
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog
+from pipeline.messaging.boards import LogEventSource, LogPolicyBoard
 from schemas.arrow import LoggedEvent
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.killing import load_kernels, serve_forks

@@ -22,19 +22,19 @@ from learner.online_trainer import OnlineTrainer
 from learner.ports import ReleaseBoard
 from learner.service import LearnerSettings, PolicyLearner
 from learner.training import DrafterTrainer
-from pipeline.archiver import Archiver, ArchiverError
-from pipeline.boards import LogPolicyBoard, LogRefusedEvents, LogReleaseBoard
-from pipeline.dead_letters import DeadLetterTopic
+from pipeline.archive.archiver import Archiver, ArchiverError
 from pipeline.elected_training import GROUP as TRAINER_GROUP
 from pipeline.elected_training import ElectedReleases, ElectedTraining
-from pipeline.event_sender import LogEventSender
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError
-from pipeline.group_source import GroupEventSource
-from pipeline.outages import run_through_outages
-from pipeline.registry import DrafterRegistry
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.boards import LogPolicyBoard, LogRefusedEvents, LogReleaseBoard
+from pipeline.messaging.dead_letters import DeadLetterTopic
+from pipeline.messaging.event_sender import LogEventSender
+from pipeline.messaging.group_source import GroupEventSource
+from pipeline.messaging.outages import run_through_outages
+from pipeline.messaging.topics import TopicPlan, create_topics
+from pipeline.releases.registry import DrafterRegistry
 from schemas.events import VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
 from tests.integration.killing import load_kernels, serve_forks

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from pipeline.boards import LogReleaseBoard
 from pipeline.elected_training import GROUP as TRAINER_GROUP
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.ports import EventLogError, Message
-from pipeline.group_source import GROUP
-from pipeline.registry import DrafterRegistry
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.group_source import GROUP
+from pipeline.releases.registry import DrafterRegistry
 from schemas.events import DrafterReleased
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.broker import free_port, own_broker

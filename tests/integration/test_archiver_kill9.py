@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.archiver import Archiver
-from pipeline.dead_letters import DeadLetterTopic
+from pipeline.archive.archiver import Archiver
+from pipeline.archive.log_files import log_files
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import Message
-from pipeline.log_files import log_files
+from pipeline.messaging.dead_letters import DeadLetterTopic
 from replay.reader import LogReader
 from schemas.arrow import LoggedEvent, events_from_table, read_table
 from schemas.codec import encode

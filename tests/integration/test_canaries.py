@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from pipeline.wiring import bare_log
+from pipeline.messaging.event_logs import bare_log
 from schemas.topics import DEAD_LETTERS, VERIFICATION_EVENTS
 from tests.integration.clean_pass import stored_messages
 from tests.integration.tiny_run import TinyRun, save_tiny_model, wait_until

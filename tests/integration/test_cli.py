@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.boards import LogReleaseBoard
 from pipeline.eventlog.ports import Message
 from pipeline.locks import only_one
-from pipeline.registry import DrafterRegistry
-from pipeline.wiring import open_log
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.registry import DrafterRegistry
 from schemas.codec import decode_verification_event, encode
 from schemas.events import DrafterReleased, FinishReason
 from schemas.topics import DEAD_LETTERS, POLICIES, VERIFICATION_EVENTS

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.log_files import LogFile, hour_folder, log_files, publish_log_file
-from pipeline.log_rewriting import delete_streams
+from pipeline.archive.log_files import LogFile, hour_folder, log_files, publish_log_file
+from pipeline.archive.log_rewriting import delete_streams
 from replay.reader import LogReader
 from schemas.arrow import LoggedEvent, events_to_table
 from schemas.topics import VERIFICATION_EVENTS

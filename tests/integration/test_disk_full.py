@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.archiver import Archiver
-from pipeline.dead_letters import DeadLetterTopic
+from pipeline.archive.archiver import Archiver
+from pipeline.archive.log_files import log_files
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLogError, Message
-from pipeline.log_files import log_files
-from pipeline.registry import DrafterRegistry
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.dead_letters import DeadLetterTopic
+from pipeline.messaging.topics import TopicPlan, create_topics
+from pipeline.releases.registry import DrafterRegistry
 from replay.reader import LogReader
 from schemas.codec import encode
 from schemas.topics import VERIFICATION_EVENTS
@@ -66,8 +66,8 @@ def test_a_full_disk_stops_archiving_with_an_alarm_and_loses_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """I5: what is there stays whole, the rest follows once there is space."""
-    monkeypatch.setattr("pipeline.archiver.FIRST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr("pipeline.archiver.LAST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("pipeline.archive.archiver.FIRST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("pipeline.archive.archiver.LAST_RETRY_SECONDS", 0.1)
     with closing(EmbeddedEventLog(tmp_path / "log.sqlite")) as log:
         create_topics(log, TopicPlan())
         append(log, 0, NUM_EVENTS // 2)

@@ -13,15 +13,17 @@ from rich.console import Console
 
 from inference.sampling import SamplingParams
 from inference.worker import Request
-from pipeline.boards import LogPolicyBoard, LogReleaseBoard, PolicyFollower
+from pipeline.archiving import build_archiver
+from pipeline.configuration.expert_settings import ExpertSection
+from pipeline.configuration.pool_settings import DrafterSettings
+from pipeline.configuration.settings import LearnerSettings, Settings
 from pipeline.eventlog.ports import EventLog
-from pipeline.expert_settings import ExpertSection
 from pipeline.learning import run_learner
-from pipeline.pool_settings import DrafterSettings
-from pipeline.registry import DrafterRegistry
+from pipeline.messaging.boards import LogPolicyBoard, LogReleaseBoard, PolicyFollower
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.registry import DrafterRegistry
 from pipeline.replaying import ReplayRequest, replay_log
-from pipeline.settings import LearnerSettings, Settings
-from pipeline.wiring import build_archiver, open_log, open_target, start_worker
+from pipeline.wiring import open_target, start_worker
 from schemas.codec import decode_drafter_released, decode_verification_event
 from schemas.events import DrafterReleased, PolicyPublished, ReleaseState, VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS

@@ -14,11 +14,13 @@ from rich.console import Console
 from inference.sampling import SamplingParams
 from inference.worker import Completion, Request
 from learner.trial import is_shadow
-from pipeline.boards import LogPolicyBoard, LogReleaseBoard
+from pipeline.archiving import build_archiver
 from pipeline.eventlog.ports import EventLog
 from pipeline.learning import run_learner
+from pipeline.messaging.boards import LogPolicyBoard, LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
 from pipeline.replaying import ReplayRequest, replay_log
-from pipeline.wiring import build_archiver, open_log, open_target, start_worker
+from pipeline.wiring import open_target, start_worker
 from schemas.codec import decode_drafter_released, decode_verification_event
 from schemas.events import DrafterReleased, PolicyPublished, ReleaseState, VerificationEvent
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS

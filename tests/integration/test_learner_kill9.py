@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from learner.ports import PolicyBoard
-from pipeline.boards import LogPolicyBoard
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLog, Message
+from pipeline.messaging.boards import LogPolicyBoard
 from schemas.codec import encode
 from schemas.equality import first_difference
 from schemas.events import PolicyPublished, VerificationEvent

@@ -14,11 +14,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.boards import LogPolicyBoard, LogReleaseBoard
 from pipeline.eventlog.ports import EventLog
-from pipeline.heads import HeadLoader
-from pipeline.registry import DrafterRegistry
-from pipeline.wiring import open_log, open_target
+from pipeline.messaging.boards import LogPolicyBoard, LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.heads import HeadLoader
+from pipeline.releases.registry import DrafterRegistry
+from pipeline.wiring import open_target
 from schemas.arrow import LoggedEvent, events_from_table
 from schemas.codec import decode_verification_event
 from schemas.equality import first_difference

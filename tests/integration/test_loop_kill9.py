@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.boards import LogPolicyBoard, LogReleaseBoard
 from pipeline.eventlog.ports import EventLog
-from pipeline.registry import DrafterRegistry
-from pipeline.wiring import open_log
+from pipeline.messaging.boards import LogPolicyBoard, LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.registry import DrafterRegistry
 from schemas.equality import first_difference
 from schemas.events import DrafterReleased, PolicyPublished
 from schemas.topics import POLICIES, VERIFICATION_EVENTS

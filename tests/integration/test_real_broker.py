@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.configuration.settings import KafkaSettings
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.ports import EventLogError, EventLogUnavailableError, Message, TopicSpec
-from pipeline.kafka_options import kafka_options
-from pipeline.settings import KafkaSettings
+from pipeline.messaging.kafka_options import kafka_options
 from tests.integration.broker import BOOTSTRAP_VARIABLE, kafka_log, kafka_settings
 from tests.integration.broker_proxy import make_certificate
 from tests.integration.kafka_client import forgets_sockets, sockets_freed_here

@@ -9,13 +9,14 @@ from pathlib import Path
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Request
-from pipeline.boards import LogReleaseBoard
-from pipeline.drafter_versions import DrafterVersions
 from pipeline.locks import only_one
-from pipeline.registry import DrafterRegistry
-from pipeline.release_history import ReleaseHistory
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.drafter_versions import DrafterVersions
+from pipeline.releases.registry import DrafterRegistry
+from pipeline.releases.release_history import ReleaseHistory
 from pipeline.schedule import refresh
-from pipeline.wiring import open_log, open_target, start_worker
+from pipeline.wiring import open_target, start_worker
 from schemas.codec import decode_verification_event
 from schemas.events import DrafterReleased, ReleaseState
 from schemas.topics import VERIFICATION_EVENTS

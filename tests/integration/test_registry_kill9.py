@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.registry import DrafterRegistry
+from pipeline.releases.registry import DrafterRegistry
 
 torch.set_num_threads(1)
 

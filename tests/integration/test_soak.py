@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.bench.soak import run_soak
-from pipeline.settings import EventLogSettings, Settings
+from pipeline.configuration.settings import EventLogSettings, Settings
 from tests.integration.broker import blank_broker, kafka_settings
 
 NUM_WINDOWS = 100_000

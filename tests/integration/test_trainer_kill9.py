@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from learner.trial import shadow_id
-from pipeline.boards import LogReleaseBoard
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import Message
-from pipeline.registry import DrafterRegistry
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.releases.registry import DrafterRegistry
 from schemas.codec import encode
 from schemas.events import (
     AcceptanceRule,

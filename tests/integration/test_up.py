@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.boards import LogPolicyBoard, LogReleaseBoard
-from pipeline.wiring import bare_log
+from pipeline.messaging.boards import LogPolicyBoard, LogReleaseBoard
+from pipeline.messaging.event_logs import bare_log
 from schemas.events import ReleaseState
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.clean_pass import first_wrong_policy, logged_events

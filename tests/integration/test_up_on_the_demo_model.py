@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.boards import LogReleaseBoard
+from pipeline.configuration.settings import Settings, load_settings
 from pipeline.eventlog.ports import EventLogError
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.event_logs import bare_log
 from pipeline.prompts import read_prompts
-from pipeline.settings import Settings, load_settings
-from pipeline.wiring import bare_log
 from schemas.events import ReleaseState
 from tests.integration.test_up import free_ports
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from inference.drafters.hydra import frequent_tokens, initial_hydra_weights
-from inference.drafters.hydra_training import VOCABULARY
+from inference.drafters.frozen_rows import VOCABULARY, frequent_tokens
+from inference.drafters.hydra import initial_hydra_weights
 from inference.target import load_target
-from pipeline.bench.vllm.benchmark import HEAD, LOOKUPS, PROPOSER, STREAM, engine_environment
+from pipeline.bench.vllm.benchmark import HEAD, LOOKUPS, STREAM
+from pipeline.bench.vllm.engines import RUNNER
 from pipeline.bench.vllm.heads import release_head
-from pipeline.boards import LogEventSource
-from pipeline.settings import ContentSettings, FeatureSettings, Settings
-from pipeline.wiring import open_log
-from schemas.events import VerificationEvent
+from pipeline.configuration.settings import ContentSettings, FeatureSettings, Settings
+from tests.integration.vllm_engines import SPECULATION, events_of, needs_vllm, run_engine
 
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = Path(os.environ.get("DRAFTLOOP_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
-ENGINE_SECONDS = 600
 MAX_TOKENS = 24
 PROMPTS = (
     "Repeat three times: the quick brown fox jumps over the lazy dog.",
@@ -33,68 +25,34 @@ PROMPTS = (
     "Repeat three times: the quick brown fox jumps over the lazy dog.",
 )
 
-pytestmark = [
-    pytest.mark.real_model,
-    pytest.mark.timeout(2 * ENGINE_SECONDS + 60),
-    pytest.mark.skipif(
-        not PYTHON.is_file(),
-        reason=f"no vLLM at {PYTHON}: 'make vllm-venv' installs it, 'make test-vllm' runs this",
-    ),
-]
+pytestmark = needs_vllm
 
 
 def serve(settings: Settings, folder: Path, model: Path, speculation: object) -> dict[str, Any]:
     """Serve the prompts in an engine of its own and return what the runner saw."""
-    folder.mkdir(parents=True)
-    job, result = folder / "job.json", folder / "result.json"
     block = [
         {"set": "test", "index": index, "prompt": prompt} for index, prompt in enumerate(PROMPTS)
     ]
-    job.write_text(
-        json.dumps(
-            {
-                "model": str(model),
-                "engine": {
-                    "dtype": "float32",
-                    "enforce_eager": True,
-                    "max_model_len": 512,
-                    "max_num_seqs": 4,
-                    "speculative_config": speculation,
-                },
-                "max_tokens": MAX_TOKENS,
-                "stream": STREAM,
-                "passes": [{"concurrency": 3, "blocks": [block]}],
-            }
-        )
-    )
-    served = subprocess.run(
-        [str(PYTHON), "-P", "-m", "pipeline.bench.vllm.runner", str(job), str(result)],
-        env=engine_environment(settings),
-        capture_output=True,
-        text=True,
-        timeout=ENGINE_SECONDS,
-        check=False,
-    )
-    assert served.returncode == 0, served.stderr[-3000:]
-    found: dict[str, Any] = json.loads(result.read_text())
+    job = {
+        "model": str(model),
+        "engine": {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 512,
+            "max_num_seqs": 4,
+            "speculative_config": speculation,
+        },
+        "max_tokens": MAX_TOKENS,
+        "stream": STREAM,
+        "passes": [{"concurrency": 3, "blocks": [block]}],
+    }
+    found, _ = run_engine(RUNNER, job, folder, settings)
     return found
 
 
 def answers(result: dict[str, Any]) -> dict[int, list[int]]:
     (one,) = result["passes"]
     return {request["index"]: request["token_ids"] for request in one["requests"]}
-
-
-def events_of(settings: Settings) -> list[VerificationEvent]:
-    log = open_log(settings)
-    try:
-        source = LogEventSource(log, range(1))
-        found = []
-        while received := source.poll(0.5):
-            found += [one.event for one in received]
-    finally:
-        log.close()
-    return found
 
 
 def release_untrained_head(settings: Settings, model: Path) -> None:
@@ -115,8 +73,7 @@ def test_an_unmodified_vllm_answers_as_ever_and_every_token_is_in_the_log(
         features=FeatureSettings(enabled=True),
     )
     release_untrained_head(settings, smollm2)
-    speculation = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 4}
-    drafted = serve(settings, tmp_path / "drafted", smollm2, speculation)
+    drafted = serve(settings, tmp_path / "drafted", smollm2, SPECULATION)
     plain = serve(settings, tmp_path / "plain", smollm2, None)
     assert answers(drafted) == answers(plain)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.settings import Settings, load_settings
+from pipeline.configuration.settings import Settings, load_settings
 from tests.inference.tiny import tiny_llama, tiny_tokenizer
 from tests.integration.broker import settings_text
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from learner.gate import GateSettings
 from learner.online_trainer import OnlineTrainer
 from learner.training import DrafterTrainer
-from pipeline.boards import LogEventSource, LogReleaseBoard
 from pipeline.eventlog.embedded import EmbeddedEventLog
-from pipeline.registry import DrafterRegistry
+from pipeline.messaging.boards import LogEventSource, LogReleaseBoard
+from pipeline.releases.registry import DrafterRegistry
 from tests.learner.trainers import SETTINGS, Features, Softmax
 
 GATE = GateSettings(

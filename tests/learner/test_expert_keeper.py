@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learner.drift import DriftSettings
-from learner.release_desk import FencedError
+from learner.ports import FencedError
 from learner.spawning import SpawnSettings
 from learner.training import DrafterTrainer
 from schemas.events import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from learner.gate import GateSettings
-from learner.release_desk import FencedError
+from learner.ports import FencedError
 from learner.training import DrafterTrainer
 from learner.trial import shadow_id
 from schemas.events import DrafterReleased, DrafterVersion, ReleaseState, VerificationEvent

@@ -12,7 +12,7 @@ import torch
 
 from inference.drafters.convex_training import TrainableConvex
 from inference.drafters.eagle_training import TrainableEagle
-from inference.drafters.hydra import FrozenRows, frequent_tokens
+from inference.drafters.frozen_rows import FrozenRows, frequent_tokens
 from inference.drafters.hydra_training import TrainableHydra
 from inference.drafters.nothing import NothingDrafter
 from inference.drafters.token_lm_training import TrainableTokenLm
@@ -22,8 +22,8 @@ from learner.examples import TrainingBatch
 from learner.online_trainer import OnlineTrainer
 from learner.training import DrafterTrainer, TrainableDrafter, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
-from pipeline.heads import Head, HeadLoader
-from pipeline.registry import DrafterRegistry
+from pipeline.releases.heads import Head, HeadLoader
+from pipeline.releases.registry import DrafterRegistry
 from schemas.codec import decode_drafter_released
 from schemas.events import VerificationEvent
 from tests.inference.serving import HiddenStates, Outbox, new_worker, request_of

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner.examples import TrainingBatch
 from learner.updates.online_gradient import OnlineGradientSettings
 from learner.updates.registry import parse_rule
+from learner.updates.rule import Weights
 from schemas.events import DrafterVersion, VerificationEvent
 from tests.learner.trainers import SETTINGS, Place, event_of, placed, same, train
 
@@ -57,6 +59,22 @@ def test_the_last_step_reports_its_loss_and_its_cost(place: Place) -> None:
     assert trainer.last_report is not None
     assert trainer.last_report.loss > 0.0
     assert trainer.last_report.num_backwards == 4
+
+
+def test_an_ensemble_is_weighed_by_an_event_before_it_learns_from_it(place: Place) -> None:
+    trainer = place.trainer(replace(SETTINGS, rule="ensemble:share=0.5"))
+    online, told = place.online(trainer), list[Weights]()
+    loss = trainer.drafter.loss
+
+    def noting(weights: Weights, batch: TrainingBatch) -> torch.Tensor:
+        told.append({name: tensor.detach().clone() for name, tensor in weights.items()})
+        return loss(weights, batch)
+
+    trainer.drafter.loss = noting  # type: ignore[method-assign]
+    train(online, placed([event_of(0)]))
+    # Three experts on what is new, then two steps of each.
+    assert len(told) == 3 + 3 * 2
+    assert all(not tensor.any() for one in told[:3] for tensor in one.values())
 
 
 def test_what_is_released_is_what_the_rule_serves(place: Place) -> None:

@@ -17,7 +17,7 @@ from learner.ports import ReceivedEvent, ReleaseBoard
 from learner.training import DrafterTrainer, TrainingSettings
 from learner.updates.online_gradient import OnlineGradientSettings
 from learner.updates.rule import Weights
-from pipeline.registry import DrafterRegistry
+from pipeline.releases.registry import DrafterRegistry
 from schemas.codec import decode_drafter_released, encode
 from schemas.events import DrafterReleased, FeatureReference, VerificationEvent
 from tests.learner.fakes import PlacedEvent

@@ -22,6 +22,7 @@ def paired_event(
     rng: np.random.Generator,
     num_windows: int = 24,
     num_speculative_tokens: int = 4,
+    stream: str = "stream-a",
 ) -> VerificationEvent:
     """Return an event of one request with a version in the head's place and one beside it.
 
@@ -33,6 +34,7 @@ def paired_event(
         rng: Draws the windows; the request is easier or harder for both alike.
         num_windows: W.
         num_speculative_tokens: K.
+        stream: Of the request.
     """
     versions = [own] if beside is None else [own, beside]
     event = make_event(
@@ -61,6 +63,7 @@ def paired_event(
     awake = [0 if np.isnan(acceptance[own]) else num_rounds, 0][: len(versions)]
     return replace(
         event,
+        stream=stream,
         request_id=f"request-{request}",
         drafters=tuple(
             DrafterVersion(drafter_id=drafter_id, weights_version=version)

@@ -13,7 +13,7 @@ from typing import IO
 import pyarrow as pa
 import pytest
 
-from pipeline import log_files
+from pipeline.archive import log_files
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import Message
 from schemas.arrow import LoggedEvent, events_from_table, read_table, write_table
@@ -125,7 +125,7 @@ def fail_at(step: str, patch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     if step == "fsync":
-        patch.setattr("pipeline.log_files.os.fsync", full)
+        patch.setattr("pipeline.archive.log_files.os.fsync", full)
     elif step == "rename":
         patch.setattr(Path, "rename", full)
     else:

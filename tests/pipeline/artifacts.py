@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.registry import StoredArtifact
+from pipeline.releases.registry import StoredArtifact
 
 CONFIG = {"hidden_size": 4, "layers": [1, 2], "name": "héad"}
 

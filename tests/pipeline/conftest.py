@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.archiver import Archiver
-from pipeline.dead_letters import DeadLetterTopic
+from pipeline.archive.archiver import Archiver
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.opening import declared_topics
-from pipeline.registry import DrafterRegistry
+from pipeline.messaging.dead_letters import DeadLetterTopic
+from pipeline.releases.registry import DrafterRegistry
 from tests.integration.broker import broker
 from tests.pipeline.archiving import TOPIC, Clock
 

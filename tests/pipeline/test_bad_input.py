@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from inference.emission import Emitter
-from pipeline.boards import LogEventSender, LogEventSource
 from pipeline.eventlog.kafka import KafkaEventLog
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.ports import EventLog, EventLogUnavailableError, Message
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.boards import LogEventSender, LogEventSource
+from pipeline.messaging.topics import TopicPlan, create_topics
 from schemas.avro import PACKAGED
 from schemas.codec import encode
 from schemas.errors import ContractError

@@ -15,6 +15,7 @@ from pipeline.batch import UnsentEventsError, serve_prompts
 from pipeline.eventlog.embedded import EmbeddedEventLog
 from pipeline.eventlog.ports import EventLogError, Message
 from pipeline.locks import LockError, only_one
+from pipeline.messaging.event_logs import open_log
 from schemas.codec import decode_verification_event
 from schemas.errors import ContractError
 from schemas.events import VerificationEvent
@@ -58,7 +59,7 @@ def serve(
 
 
 def events(run: TinyRun) -> list[VerificationEvent]:
-    log = wiring.open_log(run.settings)
+    log = open_log(run.settings)
     stored = log.read(VERIFICATION_EVENTS, 0, 0)
     log.close()
     return [decode_verification_event(one.message.value) for one in stored]

@@ -17,19 +17,27 @@ import yaml
 from typer.main import get_command
 
 from learner.service import LearnerCounts
-from pipeline.archiver import Archiver
+from pipeline.archive.archiver import Archiver
 from pipeline.cli import app
+from pipeline.configuration.schedule_settings import ScheduleSettings
+from pipeline.configuration.server_settings import ServerSettings
+from pipeline.configuration.settings import PREFIX, Settings, load_settings
 from pipeline.elected_training import ElectedTraining
-from pipeline.health import NotHealthyError, check_health
 from pipeline.locks import only_one
-from pipeline.loops import Loops
-from pipeline.metrics import Reading, WorkerMetrics
+from pipeline.operations.health import NotHealthyError, check_health
+from pipeline.operations.loops import Loops
+from pipeline.operations.metrics import Reading, WorkerMetrics
+from pipeline.operations.service_watch import ArchiverMetrics, LearnerMetrics, WatchedSource
+from pipeline.operations.services import (
+    ARCHIVER,
+    LEARNER,
+    SCHEDULER,
+    TRAINER,
+    WORKER,
+    health_url,
+    services,
+)
 from pipeline.schedule import Schedule, ScheduleMetrics
-from pipeline.schedule_settings import ScheduleSettings
-from pipeline.server_settings import ServerSettings
-from pipeline.service_watch import ArchiverMetrics, LearnerMetrics, WatchedSource
-from pipeline.services import ARCHIVER, LEARNER, SCHEDULER, TRAINER, WORKER, health_url, services
-from pipeline.settings import PREFIX, Settings, load_settings
 from tests.learner.fakes import FakeEventLog, FakeEventSource
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.drafters.causal_lm import CausalLmDrafter
-from inference.drafters.hydra import FrozenRows, frequent_tokens
+from inference.drafters.frozen_rows import FrozenRows, frequent_tokens
 from inference.drafters.nothing import NothingDrafter
 from inference.packing import pack_linear_layers
 from inference.sampling import SamplingParams
@@ -21,11 +21,11 @@ from inference.target import Target
 from learner.online_trainer import OnlineTrainer
 from learner.training import DrafterTrainer, TrainableDrafter, TrainingSettings
 from pipeline import wiring
-from pipeline.drafters import trainable
-from pipeline.heads import HeadLoader
-from pipeline.pool_settings import DrafterSettings
-from pipeline.registry import DrafterRegistry
-from pipeline.settings import ModelSettings, Settings, SettingsError
+from pipeline.configuration.pool_settings import DrafterSettings
+from pipeline.configuration.settings import ModelSettings, Settings, SettingsError
+from pipeline.releases.drafters import trainable
+from pipeline.releases.heads import HeadLoader
+from pipeline.releases.registry import DrafterRegistry
 from schemas.events import VerificationEvent
 from tests.inference.elsewhere import ELSEWHERE, elsewhere
 from tests.inference.serving import HiddenStates, Outbox, new_worker, request_of

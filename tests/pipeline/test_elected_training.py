@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.ports import ReceivedEvent, Trainer
-from learner.training import FencedError
+from learner.ports import FencedError, ReceivedEvent, Trainer
 from pipeline.elected_training import GROUP, ElectedReleases, ElectedTraining
 from pipeline.eventlog.kafka_clients import KafkaOptions
 from pipeline.eventlog.kafka_membership import ChangeKind, PartitionChange
-from pipeline.topics import TopicPlan, create_topics
+from pipeline.messaging.topics import TopicPlan, create_topics
 from schemas.codec import decode_drafter_released
 from schemas.topics import DRAFTER_RELEASES, VERIFICATION_EVENTS
 from tests.integration.broker import blank_broker, kafka_log

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipeline.archive.recording_log import RecordingExistsError
+from pipeline.learning import build_learner
+from pipeline.messaging.event_logs import open_log
 from pipeline.prompts import PromptsError
 from pipeline.record_prompts import record_prompts
-from pipeline.recording_log import RecordingExistsError
-from pipeline.wiring import build_learner, open_log
 from replay.reader import LogReader
 from tests.integration.tiny_run import DOMAINS, TinyRun, save_tiny_model
 

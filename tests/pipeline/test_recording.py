@@ -18,10 +18,10 @@ from inference.ports import Drafter
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Completion, Request, Worker
+from pipeline.archive.recording_log import RecordingExistsError
 from pipeline.bench.conversations import Conversation
 from pipeline.locks import LockError, only_one
 from pipeline.recording import Recorded, RecordingOptions, record
-from pipeline.recording_log import RecordingExistsError
 from replay.analysis import analyse
 from replay.reader import LogReader
 from replay.requests import RequestTrace, join_requests

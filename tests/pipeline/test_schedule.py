@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.configuration.settings import Settings, SettingsError, load_settings
 from pipeline.schedule import Schedule, ScheduleError, cron_trigger, run_scheduler
-from pipeline.settings import Settings, SettingsError, load_settings
 from tests.integration.tiny_run import wait_until
 
 DAILY = "30 2 * * *"

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from pipeline import serving
-from pipeline.server_settings import ServerSettings
+from pipeline.configuration.server_settings import ServerSettings
+from pipeline.configuration.settings import ModelSettings, Settings, SettingsError
 from pipeline.serving import bound_socket, run_server
-from pipeline.settings import ModelSettings, Settings, SettingsError
 
 
 def serve(folder: Path, server: ServerSettings) -> None:

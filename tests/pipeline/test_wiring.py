@@ -12,23 +12,21 @@ from inference.drafters.hydra import HydraDrafter
 from inference.sampling import SamplingParams
 from inference.target import Target
 from inference.worker import Request
-from pipeline.boards import LogReleaseBoard
+from pipeline.archiving import build_archiver
+from pipeline.configuration.pool_settings import DrafterSettings
+from pipeline.configuration.settings import Settings, SettingsError
 from pipeline.eventlog.ports import EventLog
-from pipeline.pool_settings import DrafterSettings
-from pipeline.registry import DrafterRegistry
-from pipeline.settings import Settings, SettingsError
-from pipeline.wiring import (
-    build_archiver,
-    build_learner,
-    open_log,
-    open_target,
-    start_worker,
-    training_settings,
-)
+from pipeline.learning import build_learner
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.registry import DrafterRegistry
+from pipeline.training import build_trainer, training_settings
+from pipeline.wiring import open_target, start_worker
 from schemas.codec import decode_verification_event
 from schemas.events import VerificationEvent
 from schemas.topics import VERIFICATION_EVENTS
 from tests.integration.tiny_run import TinyRun, save_tiny_model
+from tests.learner.trainers import placed, train
 
 HEADS = ["head-recent", "head-replay"]
 
@@ -91,6 +89,21 @@ def test_settings_of_the_worker_reach_its_events(run: TinyRun, target: Target) -
     assert event.windows.acceptance_probability.shape[1] == 2
     assert {event.drafter_ids[i] for i in event.rounds.drafter_index if i >= 0} == {"lookup"}
     assert event.drafter_ids == tuple(one.drafter_id for one in run.settings.drafters)
+
+
+@pytest.mark.parametrize("source", ["recomputed", "recorded_or_recomputed", "recorded"])
+def test_heads_learn_from_tokens_alone_only_where_states_are_recomputed(
+    run: TinyRun, log: EventLog, target: Target, source: str
+) -> None:
+    run.edit_settings("enabled = true", f'enabled = false\nsource = "{source}"')
+    seen = serve(run.settings, target, stream="code")
+    assert seen[0].content is not None
+    assert seen[0].content.features is None
+    trainer = build_trainer(run.settings, LogReleaseBoard(log, source="test"))
+    train(trainer, placed(seen))
+    versions = {one.version for one in LogReleaseBoard(log, source="test").read_all()}
+    assert versions == {0 if source == "recorded" else 1}
+    assert trainer.num_without_features == (len(seen) if source == "recorded" else 0)
 
 
 def test_no_two_starts_of_a_worker_have_one_epoch(run: TinyRun, target: Target) -> None:

@@ -13,6 +13,7 @@ from replay.summary import (
     OffPolicyRow,
     PolicyRow,
     RegretRow,
+    ReleaseRow,
     ReplaySummary,
     RerunCheck,
     StreamRow,
@@ -27,6 +28,7 @@ def test_every_key_of_the_json_summary_is_documented() -> None:
     for kind in (
         *(LogSummary, Problem, ReplaySummary, StreamRow),
         *(DomainRow, DrafterRow, CalibrationRow, RegretRow, PolicyRow, OffPolicyRow, RerunCheck),
+        ReleaseRow,
     ):
         for field in fields(kind):
             assert f"`{field.name}`" in table, f"{kind.__name__}.{field.name}"

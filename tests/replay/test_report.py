@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from replay.analysis import Analysis, analyse
 from replay.errors import ReplayError
 from replay.report import report_html, write_report
+from replay.summary import ReleaseRow
 from tests.replay.logs import write_rich_log
 from tests.replay.synthetic import log, make_request, window_rows, write_log
 
@@ -62,6 +63,36 @@ def test_tables_show_what_the_summary_holds(analysis: Analysis, report: Path) ->
     assert summary.log.problems[0].name in text
     assert "1 duplicate rows" in text
     assert "NaN" not in text and "None" not in text
+
+
+def test_decisions_of_the_gate_stand_in_a_table_stream_by_stream(analysis: Analysis) -> None:
+    assert "<h2>Releases</h2>" not in report_html(analysis)
+    row = ReleaseRow(
+        drafter_id="head",
+        version=7,
+        state="retired",
+        produced_at="2026-11-29T00:00:00.000000+00:00",
+        stream=None,
+        num_streams=None,
+        num_requests=None,
+        num_windows=1200,
+        new_acceptance_length=2.5,
+        old_acceptance_length=2.25,
+        difference_low=0.125,
+        difference_high=0.375,
+    )
+    one = replace(row, stream="law", new_acceptance_length=1.5, difference_high=-0.5)
+    rest = replace(row, stream="", num_streams=12, difference_low=None, difference_high=None)
+    summary = replace(analysis.summary, releases=(row, one, rest))
+    text = text_of(report_html(replace(analysis, summary=summary)))
+    table = text.split("<h2>Releases</h2>")[1].split("</table>")[0]
+    assert [part.split("</td>")[0] for part in table.split("<td>retired</td><td>")[1:]] == [
+        "12 others",
+        "law",
+        "all",
+    ]
+    assert "+0.250" in table and "[+0.125, +0.375]" in table
+    assert "\N{MINUS SIGN}0.750" in table
 
 
 def test_a_missing_value_is_a_dash_with_its_reason(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from schemas.events import (
     Rounds,
     SamplingRule,
     ScoredWindows,
+    StreamComparison,
     VerificationEvent,
     Watermark,
 )
@@ -305,6 +306,19 @@ def evidences(draw: st.DrawFn) -> GateEvidence:
         old_acceptance_length=draw(length),
         difference_low=low,
         difference_high=low + draw(st.floats(0, 4)),
+        streams=tuple(
+            StreamComparison(
+                stream=stream,
+                num_streams=1 if stream else draw(st.integers(1, 99)),
+                num_requests=draw(st.integers(1, 9)),
+                num_windows=draw(COUNTS),
+                new_acceptance_length=draw(length),
+                old_acceptance_length=draw(length),
+                difference_low=low,
+                difference_high=low + draw(st.floats(0, 4)),
+            )
+            for stream in draw(st.lists(st.one_of(IDENTIFIERS, st.just("")), unique=True))
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ContractError
-from schemas.events import GateEvidence, Watermark
+from schemas.events import GateEvidence, StreamComparison, Watermark
 from tests.schemas.builders import make_policy, make_release
 
 NAN = float("nan")
@@ -109,3 +109,40 @@ def test_invalid_evidence_is_refused_by_field(name: str, value: Any) -> None:
     with pytest.raises(ContractError) as refusal:
         replace(evidence, **{name: value})
     assert refusal.value.path == f"evidence.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stream", "a stream"),
+        ("num_streams", 2),
+        ("num_requests", 0),
+        ("num_windows", -1),
+        ("new_acceptance_length", 0.5),
+        ("difference_low", 3.0),
+    ],
+)
+def test_invalid_evidence_of_a_stream_is_refused_by_field(name: str, value: Any) -> None:
+    one = StreamComparison(
+        stream="a",
+        num_streams=1,
+        num_requests=3,
+        num_windows=9,
+        new_acceptance_length=2.0,
+        old_acceptance_length=NAN,
+        difference_low=-1.0,
+        difference_high=1.0,
+    )
+    with pytest.raises(ContractError) as refusal:
+        replace(one, **{name: value})
+    assert refusal.value.path == f"evidence.streams.{name}"
+    twice = GateEvidence(
+        num_windows=9,
+        new_acceptance_length=2.0,
+        old_acceptance_length=2.0,
+        difference_low=NAN,
+        difference_high=NAN,
+        streams=(one,),
+    )
+    with pytest.raises(ContractError, match=r"evidence\.streams: found \['a', 'a'\]"):
+        replace(twice, streams=(one, one))

@@ -151,7 +151,7 @@ def test_a_frame_starts_with_zero_and_the_schema_id_of_the_file(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "file", ["verification_event.v2", "policy_published.v1", "drafter_released.v1"]
+    "file", ["verification_event.v2", "policy_published.v1", "drafter_released.v2"]
 )
 def test_frames_stored_by_the_newest_version_are_still_read_and_written_alike(file: str) -> None:
     data = (DATA / f"{file}.bin").read_bytes()
@@ -170,6 +170,16 @@ def test_an_event_stored_by_version_1_is_read_with_the_defaults_of_what_came_lat
     assert first_difference(replace(first, rounds=second.rounds, **later), second) is None
     rounds = replace(second.rounds, batch_size=EMPTY, score_probability=EMPTY.astype(np.float32))
     assert first_difference(first.rounds, rounds) is None
+
+
+def test_a_release_stored_by_version_1_is_read_beside_one_with_evidence_of_streams() -> None:
+    first, second = (
+        decode_drafter_released((DATA / f"drafter_released.v{version}.bin").read_bytes())
+        for version in (1, 2)
+    )
+    assert second.evidence is not None
+    assert [one.stream for one in second.evidence.streams] == ["code", ""]
+    assert first == replace(second, evidence=None)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])

@@ -14,13 +14,19 @@ import pytest
 
 from schemas.arrow import events_from_table, events_to_table, read_table, write_table
 from schemas.avro import PACKAGED, SchemaTable, WireSchema, wire_schema
-from schemas.codec import decode_verification_event, encode
+from schemas.codec import decode_drafter_released, decode_verification_event, encode
 from schemas.columns import COLUMNS, SCHEMA_VERSION, VERIFICATION_EVENT_SCHEMA, columns_of
 from schemas.equality import first_difference, same_message
 from schemas.errors import ContractError
-from schemas.events import VerificationEvent
+from schemas.events import (
+    DrafterReleased,
+    GateEvidence,
+    StreamComparison,
+    VerificationEvent,
+)
 from schemas.records import from_verification_event
-from tests.schemas.builders import make_drafters, make_event, make_logged
+from schemas.state_records import from_drafter_released
+from tests.schemas.builders import make_drafters, make_event, make_logged, make_release
 
 DATA = Path(__file__).parent / "data"
 
@@ -73,6 +79,53 @@ def test_knowing_a_newer_schema_does_not_change_what_is_written() -> None:
     assert encode(event, table=PACKAGED.knowing(stored_schema(3))) == encode(event)
 
 
+def release_with_streams() -> DrafterReleased:
+    """Return a release that uses what version 2 added."""
+    one = StreamComparison(
+        stream="code",
+        num_streams=1,
+        num_requests=3,
+        num_windows=9,
+        new_acceptance_length=2.0,
+        old_acceptance_length=1.5,
+        difference_low=0.25,
+        difference_high=0.75,
+    )
+    evidence = GateEvidence(
+        num_windows=9,
+        new_acceptance_length=2.0,
+        old_acceptance_length=1.5,
+        difference_low=0.25,
+        difference_high=0.75,
+        streams=(one, replace(one, stream="", num_streams=12)),
+    )
+    return make_release(evidence=evidence)
+
+
+def test_releases_of_older_builds_are_read_and_their_evidence_names_no_stream() -> None:
+    release = release_with_streams()
+    assert release.evidence is not None
+    old = PACKAGED.by_id[30_001]
+    decoded = decode_drafter_released(framed(old, from_drafter_released(release)))
+    assert decoded == replace(release, evidence=replace(release.evidence, streams=()))
+
+
+def test_an_older_build_that_knows_the_schema_reads_releases_with_evidence_of_streams() -> None:
+    release = release_with_streams()
+    old = {**PACKAGED.newest, "drafter_released": PACKAGED.by_id[30_001]}
+    frame = encode(release)
+    assert frame[1:5] == (30_002).to_bytes(4, "big")
+    schema = PACKAGED.by_id[30_002].parsed
+    record = fastavro.schemaless_reader(
+        io.BytesIO(frame[5:]), schema, old["drafter_released"].parsed
+    )
+    assert isinstance(record, dict)
+    assert isinstance(record["evidence"], dict)
+    assert "streams" not in record["evidence"]
+    assert record["evidence"]["difference_low"] == 0.25
+    assert decode_drafter_released(frame) == release
+
+
 def test_invalid_the_wire_of_a_newer_build_without_its_schema_is_refused() -> None:
     record = from_verification_event(make_event()) | {"schema_version": 3}
     data = framed(stored_schema(3), record)
@@ -95,7 +148,7 @@ def test_invalid_a_schema_that_cannot_be_resolved_is_refused() -> None:
 
 def test_every_schema_id_is_given_once_and_every_message_has_its_own_thousands() -> None:
     ids = [schema.schema_id for schema in PACKAGED.by_id.values()]
-    assert len(set(ids)) == len(ids) == 4
+    assert len(set(ids)) == len(ids) == 5
     for schema in PACKAGED.by_id.values():
         assert schema.schema_id % 10_000 == schema.version
 

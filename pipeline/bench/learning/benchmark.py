@@ -19,7 +19,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from inference.drafters.hydra import FrozenRows, HydraDrafter
+from inference.drafters.frozen_rows import FrozenRows
+from inference.drafters.hydra import HydraDrafter
 from inference.drafters.hydra_training import TrainableHydra
 from inference.model_files import default_cache
 from inference.target import Target
@@ -30,19 +31,33 @@ from pipeline.bench.domains import Domain, read_domains
 from pipeline.bench.learning.convex import ConvexGame, convex_rows, worst_share
 from pipeline.bench.learning.costs import RoundSeconds, measured_costs
 from pipeline.bench.learning.equality import Equality, compared
-from pipeline.bench.learning.ground import HEAD, Ground, GroundSize, learning_ground, segment
-from pipeline.bench.learning.jobs import MakeGround, read_result, run_all, static_rounds, stream_of
+from pipeline.bench.learning.ground import (
+    HEAD,
+    Ground,
+    GroundSize,
+    asked_prompts,
+    learning_ground,
+    segment,
+)
+from pipeline.bench.learning.jobs import (
+    MakeGround,
+    read_result,
+    record_all,
+    run_all,
+    static_rounds,
+    stream_of,
+)
 from pipeline.bench.learning.keys import Runs, ensemble_by_stream, flat_keys, run_rows
 from pipeline.bench.learning.plan import SEEDS, RunSpec, planned_runs
 from pipeline.bench.learning.report import show, write_picture
 from pipeline.bench.learning.streams import AWAY, HOME
-from pipeline.bench.learning.traces import recorded_traces
+from pipeline.bench.learning.traces import missing_batches, recorded_traces
 from pipeline.bench.learning.worker import NUM_SPECULATIVE_TOKENS
+from pipeline.configuration.settings import Settings
 from pipeline.json_files import write_json
-from pipeline.settings import Settings
 from pipeline.wiring import open_target
 
-RECIPE = 1
+RECIPE = 3
 """Counts the versions of how runs are made; a new one makes them afresh."""
 
 NUM_SWAPPED_STEPS = 20
@@ -114,6 +129,7 @@ def run_learning_bench(
     """
     domains, cache = read_domains(data), settings.cache
     target = _open(settings, console)
+    _record(target, domains, bench, settings, console)
     ground = learning_ground(target, domains, bench.size, cache=cache, console=console)
     costs = measured_costs(target, ground.drafter(ground.static), ground.test[HOME][0])
     del target
@@ -280,10 +296,43 @@ def _moved_on(ground: Ground) -> Weights:
     return update.weights
 
 
+def _record(
+    target: Target,
+    domains: Sequence[Domain],
+    bench: LearningBench,
+    settings: Settings,
+    console: Console,
+) -> None:
+    """Record what the cache lacks, in several processes."""
+    size = bench.size
+    batches = [
+        batch
+        for prompts in asked_prompts(domains, size).values()
+        for batch in missing_batches(
+            target, prompts, max_tokens=size.max_tokens, cache=settings.cache
+        )
+    ]
+    if not batches:
+        return
+    recorded = record_all(
+        batches,
+        max_tokens=size.max_tokens,
+        cache=settings.cache,
+        open_target=partial(_target_again, settings),
+        num_processes=bench.num_processes,
+    )
+    for _ in track(recorded, "the target answers", total=len(batches), console=console):
+        pass
+
+
+def _target_again(settings: Settings) -> Target:
+    """Open the target in another process."""
+    return _open(settings, Console(quiet=True))
+
+
 def _ground_again(settings: Settings, data: Path, size: GroundSize) -> Ground:
     """Make the ground in another process, from the cache."""
-    quiet = Console(quiet=True)
-    target = _open(settings, quiet)
+    target, quiet = _target_again(settings), Console(quiet=True)
     return learning_ground(target, read_domains(data), size, cache=settings.cache, console=quiet)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from inference.drafters.convex_training import TrainableConvex
-from inference.drafters.hydra import FrozenRows, frequent_tokens
+from inference.drafters.frozen_rows import FrozenRows, frequent_tokens
 from learner.examples import ExampleMemory, TrainingBatch
 from learner.updates.ensemble import Ensemble, EnsembleSettings
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings

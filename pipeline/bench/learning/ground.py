@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from inference.drafters.hydra import DraftVocabulary, FrozenRows, HydraDrafter, frequent_tokens
+from inference.drafters.frozen_rows import DraftVocabulary, FrozenRows, frequent_tokens
+from inference.drafters.hydra import HydraDrafter
 from inference.drafters.hydra_training import TrainableHydra
 from inference.pool import DrafterPool
 from inference.target import Target
@@ -116,6 +117,25 @@ def segment(index: int, trace: RequestTrace) -> Segment:
     )
 
 
+def asked_prompts(
+    domains: Sequence[Domain], size: GroundSize
+) -> dict[tuple[str, str], Sequence[str]]:
+    """Return the prompts that the target answers, by domain and split."""
+    by_name = {domain.name: domain for domain in domains}
+    counts = {
+        (HOME, "train"): size.num_training + size.num_validation,
+        (AWAY, "train"): size.num_tuning,
+        (ELSEWHERE, "train"): size.num_vocabulary,
+        (HOME, "test"): size.num_home,
+        (AWAY, "test"): size.num_away,
+        (ELSEWHERE, "test"): size.num_elsewhere,
+    }
+    return {
+        (name, split): getattr(by_name[name], split)[:count]
+        for (name, split), count in counts.items()
+    }
+
+
 def learning_ground(
     target: Target,
     domains: Sequence[Domain],
@@ -133,19 +153,20 @@ def learning_ground(
         cache: Folder of the cache; None for the user's own.
         console: Where progress goes.
     """
-    by_name = {domain.name: domain for domain in domains}
-
-    def traces(name: str, split: str, count: int) -> list[RequestTrace]:
-        prompts = getattr(by_name[name], split)[:count]
-        what = f"{split} prompts of {name}"
-        return recorded_traces(
-            target, prompts, max_tokens=size.max_tokens, cache=cache, what=what, console=console
+    traces = {
+        (name, split): recorded_traces(
+            target,
+            prompts,
+            max_tokens=size.max_tokens,
+            cache=cache,
+            what=f"{split} prompts of {name}",
+            console=console,
         )
-
-    home = traces(HOME, "train", size.num_training + size.num_validation)
+        for (name, split), prompts in asked_prompts(domains, size).items()
+    }
+    home, tuning = traces[HOME, "train"], traces[AWAY, "train"]
     training, validation = home[: size.num_training], home[size.num_training :]
-    tuning = traces(AWAY, "train", size.num_tuning)
-    counted = [*training, *tuning, *traces(ELSEWHERE, "train", size.num_vocabulary)]
+    counted = [*training, *tuning, *traces[ELSEWHERE, "train"]]
     vocabulary = _vocabulary(counted, size, target.vocab_size)
     rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
     recipe = repr((RECIPE, target.fingerprint, str(target.dtype), size, vocabulary.sha256))
@@ -167,11 +188,7 @@ def learning_ground(
         validation_lengths=dict(zip(steps, lengths, strict=True)),
         training=training,
         tuning={HOME: validation, AWAY: tuning},
-        test={
-            HOME: traces(HOME, "test", size.num_home),
-            AWAY: traces(AWAY, "test", size.num_away),
-            ELSEWHERE: traces(ELSEWHERE, "test", size.num_elsewhere),
-        },
+        test={name: traces[name, "test"] for name in (HOME, AWAY, ELSEWHERE)},
     )
 
 

@@ -1,4 +1,7 @@
-"""Running the plan: every run is kept in a work folder, so an interrupted benchmark goes on."""
+"""What a benchmark gives to several processes: the target's answers, and the runs of the plan.
+
+Every batch of answers and every run is kept, so an interrupted benchmark goes on.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 
 from inference.pool import DrafterPool
+from inference.target import Target
 from pipeline.bench.learning.ground import Ground
 from pipeline.bench.learning.plan import RunSpec, policy
 from pipeline.bench.learning.run import RunResult, run_stream
 from pipeline.bench.learning.service import ReplayedService
 from pipeline.bench.learning.streams import STREAMS, Arrivals, Stream, arrivals, stream
-from pipeline.bench.learning.traces import RequestTrace
+from pipeline.bench.learning.traces import RequestTrace, recorded_traces
 from pipeline.bench.learning.worker import acceptances
 from pipeline.tied import tie_to_parent
 
@@ -28,7 +33,11 @@ MakeGround = Callable[[], Ground]
 """Makes the ground in another process; picklable."""
 
 _ARRAYS = ("num_rounds", "num_tokens", "learning_seconds", "versions", "snapshot_rounds")
+OpenTarget = Callable[[], Target]
+"""Opens the target in another process; picklable."""
+
 _ground: Ground | None = None
+_target: Target | None = None
 
 
 def stream_of(spec: RunSpec, ground: Ground, num_requests: int) -> Stream:
@@ -75,6 +84,51 @@ def read_result(file: Path) -> RunResult:
     with np.load(file, allow_pickle=False) as found:
         arrays = {name: found[name] for name in _ARRAYS}
         return RunResult(**arrays, facts=json.loads(str(found["facts"])))
+
+
+def record_all(
+    batches: Sequence[Sequence[str]],
+    *,
+    max_tokens: int,
+    cache: Path | None,
+    open_target: OpenTarget,
+    num_processes: int,
+) -> Iterator[None]:
+    """Let the target answer batches of prompts that the cache lacks; yield after each.
+
+    Args:
+        batches: Of ``traces.missing_batches``, at least one.
+        max_tokens: Tokens per answer.
+        cache: Folder of the cache; None for the user's own.
+        open_target: For each process.
+        num_processes: No more are started than there are batches.
+    """
+    # The longest prompts first: whoever is given the last batch should not keep the others waiting.
+    ordered = sorted(batches, key=lambda batch: max(map(len, batch)), reverse=True)
+    with ProcessPoolExecutor(
+        min(num_processes, len(batches)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin_recording,
+        initargs=(open_target,),
+    ) as executor:
+        for done in as_completed(
+            [executor.submit(_record, batch, max_tokens, cache) for batch in ordered]
+        ):
+            done.result()
+            yield
+
+
+def _begin_recording(open_target: OpenTarget) -> None:
+    global _target
+    tie_to_parent()
+    _target = open_target()
+
+
+def _record(batch: Sequence[str], max_tokens: int, cache: Path | None) -> None:
+    assert _target is not None  # the initializer has run
+    recorded_traces(
+        _target, batch, max_tokens=max_tokens, cache=cache, what="", console=Console(quiet=True)
+    )
 
 
 def run_all(

@@ -197,7 +197,7 @@ def best_fixed(runs: Runs, stream: str) -> dict[int, RunSpec]:
 def ensemble_by_stream(runs: Runs) -> dict[str, Estimate]:
     """Return the ensemble against the best fixed step, stream by stream."""
     found: dict[str, Estimate] = {}
-    for stream in ("abrupt", "stationary", "gradual"):
+    for stream in ("abrupt", "stationary"):
         best = best_fixed(runs, stream)
         specs = [one for one in runs.of(stream, ENSEMBLE) if one.seed in best]
         if specs:

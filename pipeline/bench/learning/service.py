@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 
+from inference.drafters.frozen_rows import VOCABULARY
 from inference.drafters.hydra import HydraDrafter
-from inference.drafters.hydra_training import VOCABULARY, TrainableHydra
+from inference.drafters.hydra_training import TrainableHydra
 from inference.drafters.nothing import NothingDrafter
 from inference.pool import DrafterPool
 from inference.scoring import ScoredBatch
@@ -147,7 +148,7 @@ class ReplayedService:
         )
 
     def _take_up(self, releases: Sequence[DrafterReleased]) -> None:
-        """Change the pool as a worker does (``pipeline.inbox``)."""
+        """Change the pool as a worker does (``pipeline.messaging.inbox``)."""
         for drafter_id in {release.drafter_id for release in releases}:
             own, other = self.board.id_to_live[drafter_id], self.board.id_to_beside.get(drafter_id)
             if own.state is ReleaseState.LIVE and own in releases:

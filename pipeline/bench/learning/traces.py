@@ -76,13 +76,25 @@ def recorded_traces(
         what: Names the prompts in the progress bar.
         console: Where progress goes.
     """
-    batches = [prompts[i : i + BATCH_SIZE] for i in range(0, len(prompts), BATCH_SIZE)]
-    files = [_file(target, batch, max_tokens, cache) for batch in batches]
-    missing = [(b, f) for b, f in zip(batches, files, strict=True) if not f.exists()]
+    missing = missing_batches(target, prompts, max_tokens=max_tokens, cache=cache)
     shown = track(missing, f"the target answers {what}", console=console) if missing else ()
-    for batch, file in shown:
-        _keep(file, _decoded(target, batch, max_tokens))
+    for batch in shown:
+        _keep(_file(target, batch, max_tokens, cache), _decoded(target, batch, max_tokens))
+    files = [_file(target, batch, max_tokens, cache) for batch in _batches(prompts)]
     return [trace for file in files for trace in _read(file)]
+
+
+def missing_batches(
+    target: Target, prompts: Sequence[str], *, max_tokens: int, cache: Path | None
+) -> list[Sequence[str]]:
+    """Return the batches of these prompts that the cache lacks; each can be recorded by itself."""
+    return [
+        batch for batch in _batches(prompts) if not _file(target, batch, max_tokens, cache).exists()
+    ]
+
+
+def _batches(prompts: Sequence[str]) -> list[Sequence[str]]:
+    return [prompts[i : i + BATCH_SIZE] for i in range(0, len(prompts), BATCH_SIZE)]
 
 
 def _file(target: Target, batch: Sequence[str], max_tokens: int, cache: Path | None) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inference.drafters.hydra import FrozenRows
+from inference.drafters.frozen_rows import FrozenRows
 from inference.pool import DrafterPool
 from inference.ports import Predictions, WindowBatch
 from inference.sampling import SamplingParams

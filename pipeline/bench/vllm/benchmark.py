@@ -1,33 +1,33 @@
 """The vLLM benchmark: an unmodified vLLM with its own methods and with Draftloop, side by side.
 
-Every engine is a process of vLLM's own environment (``pipeline.bench.vllm.runner``), one per method
-and ordering, the methods in turns. All get the same prompts in the same order and the same K. Two
-Draftloops are measured: one with a head released before (trained on other prompts of the same
-sets, by the target's own answers), and one whose head learns from nothing during the run, with
-the learner on the same cores.
+Every engine is a process of vLLM's own environment (``pipeline.bench.vllm.engines``), one per
+method and ordering; those of an ordering serve in turns. All get the same prompts in the same order
+and the same K. Two Draftloops are measured: one with a head released before (trained on other
+prompts of the same sets, by the target's own answers), and one whose head learns from nothing
+during the run, with the learner on the same cores.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from inference.model_files import resolve_target
 from inference.target import Target
+from pipeline.bench.vllm.engines import Engine
 from pipeline.bench.vllm.heads import (
     DRAFT_VOCABULARY_SIZE,
     INNER_SIZE,
@@ -43,34 +43,32 @@ from pipeline.bench.vllm.result import (
     SUFFIX,
     Served,
     VllmBenchError,
+    equal_share,
     summary,
     table,
 )
-from pipeline.json_files import write_json
-from pipeline.pool_settings import DrafterSettings
-from pipeline.settings import (
+from pipeline.configuration.pool_settings import DrafterSettings
+from pipeline.configuration.settings import (
     ContentSettings,
     FeatureSettings,
     LearnerSettings,
     Settings,
     WorkerSettings,
-    service_environment,
 )
+from pipeline.json_files import write_json
 from pipeline.wiring import open_target
 
 STREAM = "bench"
 HEAD = "head"
 METHODS = (NONE, NGRAM, SUFFIX, DRAFTLOOP, LEARNING)
-RUNNER = "pipeline.bench.vllm.runner"
 PROPOSER = "inference.vllm_plugin.DraftloopProposer"
-ENGINE_SECONDS = 3600.0
-"""Longest that one engine may take."""
 
 TRAINING_POSITIONS = 64
-"""Per weight update: an update takes a fraction of the time in which its event was served."""
+"""Per weight update: an update takes a fraction of the time in which its event was served.
 
-NICENESS = 10
-"""Of the learner on the engine's cores: serving goes first."""
+That bounds the learner's share of the cores. With less priority than the engine, whose threads
+spin, it learns late: in 22 s of serving one version at niceness 10 and two at 0, at equal speed.
+"""
 
 LOOKUPS = (
     DrafterSettings(drafter_id="none", kind="none"),
@@ -87,7 +85,8 @@ class VllmBench:
     Attributes:
         data: Folder of the prompt sets.
         python: The interpreter of vLLM's environment.
-        work: Folder for jobs, logs and event logs; None = a temporary one.
+        work: Folder for jobs, logs and event logs; None = a temporary one. Orderings that have
+            ended there are not run again, so another version of the proposer wants another folder.
         concurrencies: Most requests at a time, one pass each.
         num_prompts: Per set and pass.
         num_orderings: Repetitions in other orders.
@@ -96,6 +95,7 @@ class VllmBench:
         num_train, num_steps: Training of the released head.
         methods: Of ``METHODS``.
         dtype: Number format of the target.
+        exact_tokens: Per answer where the outputs of float32 engines are compared; 0 = not at all.
     """
 
     data: Path
@@ -104,12 +104,13 @@ class VllmBench:
     concurrencies: tuple[int, ...] = (1, 4, 16)
     num_prompts: int = 20
     num_orderings: int = 3
-    max_tokens: int = 96
+    max_tokens: int = 64
     num_speculative_tokens: int = 4
     num_train: int = 40
     num_steps: int = 400
     methods: tuple[str, ...] = METHODS
     dtype: str = "bfloat16"
+    exact_tokens: int = 32
 
 
 def run_vllm_bench(
@@ -126,20 +127,41 @@ def run_vllm_bench(
     sets = read_prompt_sets(bench.data)
     head = _Head.trained(settings, bench, sets, console)
     passes: list[Served] = []
-    with _folder(bench) as work:
+    with _folder(bench) as work, Progress(console=console, transient=True) as progress:
         for ordering in range(bench.num_orderings):
-            turn = ordering % len(bench.methods)
-            for method in bench.methods[turn:] + bench.methods[:turn]:
-                console.log(f"ordering {ordering + 1} of {bench.num_orderings}: {method}")
-                own = _settings(settings, bench, work / f"{method}-{ordering}")
-                if method == DRAFTLOOP and head is not None:
-                    release_head(own, head.target, HEAD, head.tensors)
-                with _learner(own, method):
-                    passes += _measured(bench, own, method, ordering, sets, settings)
-                _write(passes, bench, sets, json_file)
-    found = _write(passes, bench, sets, json_file)
-    _print(found, console)
+            place = work / f"ordering-{ordering}"
+            passes += _served_side_by_side(
+                bench, settings, place, bench.methods, ordering, sets, head, progress
+            )
+            _write(passes, bench, sets, json_file, {})
+        exact = _equal_in_float32(bench, sets, settings, head, work, progress)
+    found = _write(passes, bench, sets, json_file, exact)
+    print_found(found, console)
     return found
+
+
+def _equal_in_float32(
+    bench: VllmBench,
+    sets: Sequence[PromptSet],
+    settings: Settings,
+    head: _Head | None,
+    work: Path,
+    progress: Progress,
+) -> dict[str, float]:
+    """Return the share of the prompts of the first pass that float32 engines answer alike."""
+    compared = (NONE, DRAFTLOOP)
+    if not bench.exact_tokens or not set(compared) <= set(bench.methods):
+        return {}
+    exact = replace(
+        bench,
+        dtype="float32",
+        max_tokens=bench.exact_tokens,
+        concurrencies=bench.concurrencies[:1],
+    )
+    passes = _served_side_by_side(
+        exact, settings, work / "float32", compared, 0, sets, head, progress
+    )
+    return {"float32_equal_share": equal_share(passes, DRAFTLOOP)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,39 +219,104 @@ def _settings(settings: Settings, bench: VllmBench, data: Path) -> Settings:
     )
 
 
-@contextmanager
-def _learner(settings: Settings, method: str) -> Iterator[None]:
-    """Run a learner beside the engine that learns from nothing."""
-    if method != LEARNING:
-        yield
-        return
-    settings.data.mkdir(parents=True, exist_ok=True)
-    with (settings.data / "learner.log").open("ab") as log:
-        process = subprocess.Popen(
-            ["nice", f"-n{NICENESS}", sys.executable, "-P", "-m", "pipeline.cli", "learner"],
-            env=service_environment(settings),
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(60.0)
-
-
-def _measured(
+def _served_side_by_side(
     bench: VllmBench,
-    own: Settings,
-    method: str,
+    settings: Settings,
+    work: Path,
+    methods: Sequence[str],
     ordering: int,
     sets: Sequence[PromptSet],
-    settings: Settings,
+    head: _Head | None,
+    progress: Progress,
 ) -> list[Served]:
-    """Serve all passes of one method in one engine."""
-    own.data.mkdir(parents=True, exist_ok=True)
-    job, result, log = (own.data / name for name in ("job.json", "result.json", "engine.log"))
-    passes = [
+    """Serve one ordering with an engine per method, or return what was served before.
+
+    The engines take turns within every block, and who begins changes with it.
+    """
+    jobs = {method: _job(bench, settings, method, ordering, sets) for method in methods}
+    done = work / "done.json"
+    found = _found_before(done, jobs)
+    if found is None:
+        # What interrupted engines have left in their event logs is not these ones'.
+        shutil.rmtree(work, ignore_errors=True)
+        with ExitStack() as stack:
+            engines = {}
+            for method in methods:
+                own = _settings(settings, bench, work / method)
+                if method == DRAFTLOOP and head is not None:
+                    release_head(own, head.target, HEAD, head.tensors)
+                job, has_learner = jobs[method], method == LEARNING
+                engine = Engine(method, bench.python, own, job, has_learner=has_learner)
+                engines[method] = stack.enter_context(closing(engine))
+                engine.await_start()
+            _take_turns(engines, jobs, ordering, progress)
+            found = {method: engine.found() for method, engine in engines.items()}
+        write_json(done, {"jobs": jobs, "found": found})
+    return [
+        Served(
+            method=method,
+            ordering=ordering,
+            concurrency=one["concurrency"],
+            requests=one["requests"],
+            counters=one["counters"],
+        )
+        for method in methods
+        for one in found[method]["passes"]
+    ]
+
+
+def _take_turns(
+    engines: Mapping[str, Engine],
+    jobs: Mapping[str, Mapping[str, Any]],
+    ordering: int,
+    progress: Progress,
+) -> None:
+    method_to_left = {
+        method: sum(len(one["blocks"]) for one in job["passes"]) for method, job in jobs.items()
+    }
+    blocks_served = progress.add_task(
+        f"ordering {ordering + 1}", total=sum(method_to_left.values())
+    )
+    first = ordering
+    while at_work := [method for method, left in method_to_left.items() if left]:
+        turn = first % len(at_work)
+        at_work = at_work[turn:] + at_work[:turn]
+        while at_work:
+            for method in tuple(at_work):
+                if engines[method].take_turn():
+                    at_work.remove(method)
+                    method_to_left[method] -= 1
+                    progress.advance(blocks_served)
+        first += 1
+
+
+def _job(
+    bench: VllmBench, settings: Settings, method: str, ordering: int, sets: Sequence[PromptSet]
+) -> dict[str, Any]:
+    return {
+        "model": str(resolve_target(settings.model.path, settings.cache)),
+        "engine": engine_arguments(bench, method),
+        "max_tokens": bench.max_tokens,
+        "stream": STREAM,
+        "passes": _passes(bench, method, ordering, sets),
+        # Not the engine's to know: with another head there are other answers to be found.
+        "head": [bench.num_train, bench.num_steps],
+    }
+
+
+def _found_before(done: Path, jobs: Mapping[str, Any]) -> Any | None:
+    """Return what engines have found for the same jobs in a folder that was kept; else None."""
+    if not done.is_file():
+        return None
+    kept = json.loads(done.read_text(encoding="utf-8"))
+    return kept["found"] if kept["jobs"] == jobs else None
+
+
+def _passes(
+    bench: VllmBench, method: str, ordering: int, sets: Sequence[PromptSet]
+) -> list[dict[str, Any]]:
+    """Return what one engine serves: a pass per concurrency, each of prompts of its own."""
+    return [
         {
             "concurrency": concurrency,
             "blocks": blocks(
@@ -243,44 +330,6 @@ def _measured(
         for index, concurrency in enumerate(bench.concurrencies)
         # Learning from nothing is measured where one request is served at a time.
         if method != LEARNING or concurrency == 1
-    ]
-    job.write_text(
-        json.dumps(
-            {
-                "model": str(resolve_target(settings.model.path, settings.cache)),
-                "engine": engine_arguments(bench, method),
-                "max_tokens": bench.max_tokens,
-                "stream": STREAM,
-                "passes": passes,
-            }
-        ),
-        encoding="utf-8",
-    )
-    with log.open("ab") as output:
-        try:
-            process = subprocess.run(
-                [str(bench.python), "-P", "-m", RUNNER, str(job), str(result)],
-                env=engine_environment(own),
-                stdout=output,
-                stderr=output,
-                timeout=ENGINE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise VllmBenchError(f"{method}: no end after {ENGINE_SECONDS:.0f} s") from error
-    if process.returncode or not result.is_file():
-        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise VllmBenchError(f"{method}: the engine failed, see {log}: {' '.join(last)[:300]}")
-    found = json.loads(result.read_text(encoding="utf-8"))
-    return [
-        Served(
-            method=method,
-            ordering=ordering,
-            concurrency=one["concurrency"],
-            requests=one["requests"],
-            counters=one["counters"],
-        )
-        for one in found["passes"]
     ]
 
 
@@ -304,25 +353,18 @@ def engine_arguments(bench: VllmBench, method: str) -> dict[str, Any]:
     }
 
 
-def engine_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of an engine: the proposer's settings, and vLLM in one process."""
-    return service_environment(settings) | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
 def _write(
     passes: Sequence[Served],
     bench: VllmBench,
     sets: Sequence[PromptSet],
     json_file: Path | None,
+    exact: Mapping[str, float],
 ) -> dict[str, Any]:
     """Write what is known so far: an engine that fails later costs only itself."""
     names = [one.name for one in sets]
-    flat = summary(passes, names, np.random.default_rng(0))
+    flat = summary(passes, names, np.random.default_rng(0)) | dict(exact)
+    for method in (DRAFTLOOP, NGRAM):
+        flat[f"equal_share_{method}"] = equal_share(passes, method)
     found: dict[str, Any] = {
         key: round(value, 4) for key, value in flat.items() if math.isfinite(value)
     }
@@ -347,17 +389,23 @@ def _finite(value: Any) -> Any:
     return [_finite(one) for one in value] if isinstance(value, list) else value
 
 
-def _print(found: Mapping[str, Any], console: Console) -> None:
-    rows = [{k: v for k, v in row.items() if k != "parts"} for row in found["table"]]
-    if not rows:
-        return
-    shown = Table(title="tokens per second")
-    for name in rows[0]:
-        shown.add_column(name)
-    for row in rows:
-        shown.add_row(*("–" if value is None else str(value) for value in row.values()))
-    console.print(shown)
+def print_found(found: Mapping[str, Any], console: Console) -> None:
+    """Print a table per concurrency, a column per method, and the ratios with their intervals."""
+    rows = found["table"]
+    for concurrency in dict.fromkeys(row["concurrency"] for row in rows):
+        here = [row for row in rows if row["concurrency"] == concurrency]
+        shown = Table(title=f"tokens per second, {concurrency} at a time")
+        shown.add_column("prompts")
+        for row in here:
+            shown.add_column(str(row["method"]), justify="right", overflow="fold")
+        for name in here[0]:
+            if name not in ("concurrency", "method", "parts"):
+                values = ("–" if row[name] is None else str(row[name]) for row in here)
+                shown.add_row(name, *values)
+        console.print(shown)
     for key, value in found.items():
         if f"{key}_low" in found:
             low, high = found[f"{key}_low"], found[f"{key}_high"]
             console.print(f"{key} = {value:.3f} ({low:.3f} .. {high:.3f})")
+        elif "equal_share" in key:
+            console.print(f"{key} = {value:.3f}")

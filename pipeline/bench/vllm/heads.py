@@ -9,13 +9,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from inference.drafters.hydra import (
-    ARCHITECTURE,
-    DraftVocabulary,
-    FrozenRows,
-    frequent_tokens,
-)
-from inference.drafters.hydra_training import VOCABULARY
+from inference.drafters.frozen_rows import VOCABULARY, DraftVocabulary, FrozenRows, frequent_tokens
+from inference.drafters.hydra import ARCHITECTURE
 from inference.target import Target
 from pipeline.bench.heads import (
     answers_to,
@@ -23,10 +18,10 @@ from pipeline.bench.heads import (
     head_snapshots,
 )
 from pipeline.bench.vllm.prompts import PromptSet
-from pipeline.boards import LogReleaseBoard
-from pipeline.registry import DrafterRegistry
-from pipeline.settings import Settings
-from pipeline.wiring import open_log
+from pipeline.configuration.settings import Settings
+from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.event_logs import open_log
+from pipeline.releases.registry import DrafterRegistry
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 
 RECIPE = 1

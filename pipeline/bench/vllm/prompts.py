@@ -85,7 +85,7 @@ def blocks(
         first: Place of the pass's first prompt in every set.
         count: Prompts per set.
         ordering: Seeds the order.
-        is_mixed: One block with the sets in turns; else a block per set, in a drawn order.
+        is_mixed: Blocks of one prompt of every set; else a block per set, in a drawn order.
 
     Raises:
         ValueError: If a set has too few prompts.
@@ -103,5 +103,5 @@ def blocks(
         ]
     names = [sets[i].name for i in rng.permutation(len(sets))]
     if is_mixed:
-        return [[chosen[name][turn] for turn in range(count) for name in names]]
+        return [[chosen[name][turn] for name in names] for turn in range(count)]
     return [list(chosen[name]) for name in names]

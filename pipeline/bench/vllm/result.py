@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.errors import KnownError
+
 NONE, NGRAM, SUFFIX = "none", "ngram", "suffix"
 DRAFTLOOP, LEARNING = "draftloop", "draftloop-learning"
 BUILT_IN = (NONE, NGRAM, SUFFIX)
@@ -21,7 +23,7 @@ NUM_RESAMPLES = 2000
 Request = Mapping[str, object]
 
 
-class VllmBenchError(Exception):
+class VllmBenchError(KnownError):
     """An engine did not do its part; the message says where to look."""
 
 

@@ -9,6 +9,8 @@ vLLM's configuration.
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,26 +20,30 @@ from typing import Any
 WARM_UP = "Say in two sentences what a warm-up is, then say it again in other words."
 WARM_UP_TOKENS = 16
 
+DONE, PAUSED = "done", "paused"
+"""What an engine answers at the end of a block, and at the end of a turn within one."""
+
 
 def main(job_file: Path, result_file: Path) -> None:
     """Serve a job.
 
     The job is JSON: ``model``, ``engine`` (arguments of ``vllm.LLM``), ``max_tokens``,
-    ``temperature`` and ``passes``; a pass has ``concurrency`` and ``blocks``, and a block is a
-    list of ``{"set": ..., "prompt": ..., "seed": ...}``, of which all end before the next block.
+    ``temperature``, ``passes`` and ``turn_seconds``; a pass has ``concurrency`` and ``blocks``, and
+    a block is a list of ``{"set": ..., "prompt": ..., "seed": ...}``, of which all end before the
+    next block. Without ``turn_seconds`` it serves at once, else in turns (``_Turns``).
     """
     job = json.loads(job_file.read_text(encoding="utf-8"))
+    turns = _Turns(job.get("turn_seconds"))
     began = time.perf_counter()
-    serving = _Serving(job)
+    serving = _Serving(job, turns)
     result: dict[str, Any] = {"start_seconds": time.perf_counter() - began, "passes": []}
     serving.block([{"set": "warm-up", "prompt": WARM_UP}], 1, WARM_UP_TOKENS)
     for one in job["passes"]:
         before = serving.counters()
-        served = [
-            request
-            for block in one["blocks"]
-            for request in serving.block(block, one["concurrency"], job["max_tokens"])
-        ]
+        served = []
+        for block in one["blocks"]:
+            turns.await_next(DONE)
+            served += serving.block(block, one["concurrency"], job["max_tokens"])
         counters = {k: v - before.get(k, 0.0) for k, v in serving.counters().items()}
         result["passes"].append(
             {"concurrency": one["concurrency"], "requests": served, "counters": counters}
@@ -45,12 +51,60 @@ def main(job_file: Path, result_file: Path) -> None:
         result_file.write_text(json.dumps(result), encoding="utf-8")
     serving.close()
     result_file.write_text(json.dumps(result), encoding="utf-8")
+    turns.tell(DONE)
+
+
+class _Turns:
+    """Several engines on the same cores, of which one at a time works.
+
+    When it has started, when a block is served and when its turn is over, an engine says so by a
+    line on the standard output, and goes on after a line on the standard input. Time stands still
+    in between.
+
+    Args:
+        seconds: Of a turn; None = there are no others.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._waited = 0.0
+        # No turn has begun: what is served before the first one is not paused.
+        self._began = math.inf
+        # What vLLM prints is no answer: it goes where its log goes.
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def now(self) -> float:
+        """Return the seconds of a clock that runs in turns alone."""
+        return time.perf_counter() - self._waited
+
+    def pause_if_over(self) -> None:
+        """Let others work, if the turn has lasted long enough."""
+        if self._seconds is not None and time.perf_counter() - self._began >= self._seconds:
+            self.await_next(PAUSED)
+
+    def await_next(self, answer: str) -> None:
+        """Say how far it has come, and wait for the next turn."""
+        if self._seconds is None:
+            return
+        began = time.perf_counter()
+        self.tell(answer)
+        if not sys.stdin.readline():
+            raise SystemExit("nobody gives turns any more")
+        self._began = time.perf_counter()
+        self._waited += self._began - began
+
+    def tell(self, answer: str) -> None:
+        """Say how far it has come."""
+        if self._seconds is not None:
+            self._answers.write(f"{answer}\n")
+            self._answers.flush()
 
 
 class _Serving:
     """vLLM in this process."""
 
-    def __init__(self, job: Mapping[str, Any]) -> None:
+    def __init__(self, job: Mapping[str, Any], turns: _Turns) -> None:
         # Here alone: the module must be importable, and checked, without vLLM.
         from vllm import LLM, SamplingParams
 
@@ -58,6 +112,7 @@ class _Serving:
         self._engine: Any = self._llm.llm_engine
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._params = SamplingParams
+        self._turns = turns
         self._temperature = float(job.get("temperature", 0.0))
         self._stream = job.get("stream")
         self._num_requests = 0
@@ -72,17 +127,18 @@ class _Serving:
         waiting = list(prompts)[::-1]
         running: dict[str, dict[str, Any]] = {}
         done: list[dict[str, Any]] = []
-        began = time.perf_counter()
+        began = self._turns.now()
         while waiting or running:
+            self._turns.pause_if_over()
             while waiting and len(running) < concurrency:
                 self._send(waiting.pop(), running, max_tokens)
             for output in self._engine.step():
                 if output.finished and output.request_id in running:
                     record = running.pop(output.request_id)
                     record["token_ids"] = list(output.outputs[0].token_ids)
-                    record["seconds"] = time.perf_counter() - record["seconds"]
+                    record["seconds"] = self._turns.now() - record["seconds"]
                     done.append(record)
-        seconds = time.perf_counter() - began
+        seconds = self._turns.now() - began
         return [record | {"block_seconds": seconds} for record in done]
 
     def _send(
@@ -101,7 +157,7 @@ class _Serving:
             extra_args={"draftloop_stream": self._stream} if self._stream else None,
         )
         running[request_id] = {"set": prompt["set"], "index": prompt.get("index", -1)}
-        running[request_id]["seconds"] = time.perf_counter()
+        running[request_id]["seconds"] = self._turns.now()
         self._engine.add_request(request_id, {"prompt_token_ids": list(token_ids)}, params)
 
     def counters(self) -> dict[str, float]:

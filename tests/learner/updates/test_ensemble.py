@@ -245,3 +245,26 @@ def test_invalid_settings_are_refused_by_name(name: str, value: float) -> None:
 def test_invalid_surrogate_losses_without_a_shared_gradient_are_refused() -> None:
     with pytest.raises(ValueError, match="backward='each'"):
         EnsembleSettings(losses="surrogate")
+
+
+def test_what_none_has_learned_from_weighs_instead_of_the_batches_of_the_steps() -> None:
+    """On batches drawn from a memory the largest rate looks best: it knows them by heart."""
+    rule = Ensemble(weights(), EnsembleSettings(gradient=PLAIN, restarts=False))
+    for _ in range(20):
+        rule.weigh(distance_to(-1.0))
+        told = rule.probabilities
+        rule.step(distance_to(1.0))
+        assert np.array_equal(rule.probabilities, told)
+    assert rule.probabilities.argmax() == 0
+
+    rule = Ensemble(weights(), EnsembleSettings(gradient=PLAIN, restarts=False))
+    for _ in range(20):
+        rule.step(distance_to(1.0))
+    assert rule.probabilities.argmax() == 2
+
+
+def test_invalid_losses_of_what_is_new_weigh_nothing() -> None:
+    rule = Ensemble(weights(), EnsembleSettings(gradient=PLAIN))
+    before = rule.probabilities
+    rule.weigh(not_a_number)
+    assert np.array_equal(rule.probabilities, before)

@@ -42,7 +42,12 @@ def test_a_small_run_writes_every_key(tmp_path: Path) -> None:
     with local_broker(tmp_path) as servers:
         console = Console(file=io.StringIO())
         results = run_pipeline_bench(
-            events, servers, bench, json_file=tmp_path / "out.json", console=console
+            events,
+            servers,
+            bench,
+            json_file=tmp_path / "out.json",
+            console=console,
+            may_delete=True,
         )
     assert json.loads((tmp_path / "out.json").read_text()) == results
     assert results.keys() >= KEYS

@@ -20,8 +20,8 @@ from pipeline.bench.scaling import (
     refuse_other_states,
     run_scaling_bench,
 )
-from pipeline.boards import LogEventSource, LogPolicyBoard
 from pipeline.local_broker import BenchError
+from pipeline.messaging.boards import LogEventSource, LogPolicyBoard
 from schemas.topics import VERIFICATION_EVENTS
 from tests.pipeline.messages import open_log
 
@@ -32,6 +32,8 @@ KEYS = {
     "two_learners_vs_one_low",
     "two_learners_vs_one_high",
     "num_states_compared",
+    "one_learner_learner_cores",
+    "two_learners_broker_cores",
 }
 
 

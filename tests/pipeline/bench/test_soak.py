@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.bench.soak import WINDOWS_UNTIL_WARM, Memory, faults_of
 from pipeline.bench.soak_worker import NUM_STREAMS, stamped_events
-from pipeline.settings import Settings
+from pipeline.configuration.settings import Settings
 
 GOOD = {
     "num_windows": 2_000_000.0,

@@ -15,8 +15,8 @@ from inference.target import Target
 from pipeline.bench.learning import jobs, plan, traces
 from pipeline.bench.learning.benchmark import bench_result, equality, made_runs, work_folder
 from pipeline.bench.learning.costs import RoundSeconds, measured_costs
-from pipeline.bench.learning.ground import Ground
-from pipeline.bench.learning.jobs import run_one, static_rounds, stream_of
+from pipeline.bench.learning.ground import Ground, asked_prompts
+from pipeline.bench.learning.jobs import record_all, run_one, static_rounds, stream_of
 from pipeline.bench.learning.keys import Runs
 from pipeline.bench.learning.plan import (
     ENSEMBLE,
@@ -32,7 +32,7 @@ from pipeline.bench.learning.plan import (
 from pipeline.bench.learning.report import GOALS, show, write_picture
 from pipeline.bench.learning.run import NOT_COMPARED, RunResult
 from pipeline.bench.learning.streams import AWAY, HOME
-from pipeline.bench.learning.traces import RequestTrace, recorded_traces
+from pipeline.bench.learning.traces import RequestTrace, missing_batches, recorded_traces
 from pipeline.bench.learning.worker import round_lengths, shuffled
 from tests.inference.tiny import plain_greedy
 from tests.pipeline.bench.learning.tiny_bench import (
@@ -127,6 +127,29 @@ def test_an_interrupted_recording_goes_on_where_it_was(
     assert len(recorded()) == 40
     for name, time in written.items():
         assert (tmp_path / "learning-traces" / name).stat().st_mtime_ns == time
+
+
+def test_answers_are_the_same_whoever_records_them(
+    target: Target, ground: Ground, tmp_path: Path
+) -> None:
+    asked = asked_prompts(tiny_domains(), SIZE)[HOME, "train"]
+    batches = missing_batches(target, asked, max_tokens=SIZE.max_tokens, cache=tmp_path)
+    recorded = record_all(
+        batches,
+        max_tokens=SIZE.max_tokens,
+        cache=tmp_path,
+        open_target=tiny_target,
+        num_processes=1,
+    )
+    assert len(list(recorded)) == len(batches) == len(list(tmp_path.rglob("*.safetensors")))
+    assert not missing_batches(target, asked, max_tokens=SIZE.max_tokens, cache=tmp_path)
+    found = recorded_traces(
+        target, asked, max_tokens=SIZE.max_tokens, cache=tmp_path, what="", console=CONSOLE
+    )
+    expected = [*ground.training, *ground.tuning[HOME]]
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.token_ids, other.token_ids)
+        assert np.array_equal(one.hidden, other.hidden)
 
 
 def test_the_engine_plays_the_rounds_that_the_replay_says_across_swaps(

@@ -5,15 +5,25 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from pipeline.bench.vllm import benchmark
-from pipeline.bench.vllm.benchmark import METHODS, VllmBench, engine_arguments, run_vllm_bench
-from pipeline.bench.vllm.prompts import PromptSet, blocks
+from pipeline.bench.vllm import benchmark, result
+from pipeline.bench.vllm.benchmark import (
+    LOOKUPS,
+    METHODS,
+    VllmBench,
+    engine_arguments,
+    print_found,
+    run_vllm_bench,
+)
+from pipeline.bench.vllm.engines import Engine
+from pipeline.bench.vllm.prompts import DOMAIN_TO_SET, GROUPS, PromptSet, blocks
 from pipeline.bench.vllm.result import (
     DRAFTLOOP,
     LEARNING,
@@ -26,7 +36,7 @@ from pipeline.bench.vllm.result import (
     summary,
     table,
 )
-from pipeline.settings import ModelSettings, Settings
+from pipeline.configuration.settings import ModelSettings, Settings
 
 SETS = ("left", "right")
 METHOD_TO_SPEED = {NONE: 50.0, NGRAM: 60.0, SUFFIX: 80.0, DRAFTLOOP: 100.0, LEARNING: 90.0}
@@ -130,29 +140,39 @@ ENGINE = """#!{python}
 import json, sys
 job = json.load(open(sys.argv[4]))
 assert sys.argv[1:4] == ["-P", "-m", "pipeline.bench.vllm.runner"], sys.argv
+assert job["turn_seconds"] > 0.0
 passes = []
 for one in job["passes"]:
-    requests = [
-        {{
-            "set": p["set"],
-            "index": p["index"],
-            "token_ids": [1, 2],
-            "seconds": 0.5,
-            "block_seconds": 1.0,
-        }}
-        for block in one["blocks"]
-        for p in block
-    ]
+    requests = []
+    for block in one["blocks"]:
+        for answer in ("done", "paused"):
+            print(answer, flush=True)
+            assert sys.stdin.readline()
+        requests += [
+            {{
+                "set": p["set"],
+                "index": p["index"],
+                "token_ids": [1, 2],
+                "seconds": 0.5,
+                "block_seconds": 1.0,
+            }}
+            for p in block
+        ]
+        with open({turns!r}, "a") as turns:
+            print(sys.argv[4].split("/")[-2], one["concurrency"], block[0]["prompt"], file=turns)
     passes.append({{"concurrency": one["concurrency"], "requests": requests, "counters": {{}}}})
 json.dump({{"passes": passes}}, open(sys.argv[5], "w"))
-sys.exit({status})
+if {status}:
+    sys.exit({status})
+print("done", flush=True)
 """
 
 
 def fake_vllm(folder: Path, *, status: int = 0) -> Path:
-    """Return an interpreter that serves any job at once."""
+    """Return an interpreter that serves any job at once, and notes who had which turn."""
     file = folder / "python"
-    file.write_text(ENGINE.format(python=sys.executable, status=status))
+    turns = str(folder / "turns")
+    file.write_text(ENGINE.format(python=sys.executable, status=status, turns=turns))
     file.chmod(0o755)
     return file
 
@@ -160,6 +180,7 @@ def fake_vllm(folder: Path, *, status: int = 0) -> Path:
 @pytest.fixture(autouse=True)
 def any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "resolve_target", lambda path, cache: Path(path))
+    monkeypatch.setattr(result, "NUM_RESAMPLES", 100)
 
 
 @pytest.fixture
@@ -197,19 +218,77 @@ def test_a_whole_run_writes_every_key_that_was_measured(tmp_path: Path) -> None:
     keys = ("vs_best_builtin_1", "vs_best_builtin_4", "vs_none_16", "worst_set_vs_best_builtin")
     for key in keys:
         assert found[key] == found[f"{key}_low"] == found[f"{key}_high"] == 1.0
+    for key in ("float32_equal_share", "equal_share_draftloop", "equal_share_ngram"):
+        assert found[key] == 1.0
     assert len(found["table"]) == 12
     assert found["num_orderings"] == 2
+    # Block by block every engine has its turn, and another one begins.
+    turns = [line.split(" ", 1) for line in (tmp_path / "turns").read_text().splitlines()]
+    num_engines = len(found["table"]) // 3
+    whole = turns[: num_engines * 2 * (3 + 2 + 2)]
+    rounds = [whole[i : i + num_engines] for i in range(0, len(whole), num_engines)]
+    assert all(len({block for _, block in one}) == 1 for one in rounds)
+    assert all({name for name, _ in one} == {NONE, NGRAM, SUFFIX, DRAFTLOOP} for one in rounds)
+    assert {one[0][0] for one in rounds[:num_engines]} == {NONE, NGRAM, SUFFIX, DRAFTLOOP}
+
+
+@pytest.mark.usefixtures("two_sets")
+def test_an_interrupted_benchmark_goes_on_in_the_folder_it_was_given(tmp_path: Path) -> None:
+    settings, console = Settings(model=ModelSettings(path=str(tmp_path))), Console(quiet=True)
+    bench = plan(tmp_path, fake_vllm(tmp_path))
+    first = run_vllm_bench(settings, bench, console=console, json_file=None)
+    interrupted = tmp_path / "work" / "ordering-1"
+    (interrupted / "done.json").unlink()
+    left_over = interrupted / NGRAM / "events"
+    left_over.touch()
+    kept = tmp_path / "work" / "ordering-0" / NONE / "result.json"
+    written = kept.stat().st_mtime_ns
+    assert run_vllm_bench(settings, bench, console=console, json_file=None) == first
+    assert not left_over.exists()
+    assert kept.stat().st_mtime_ns == written
+    # Other answers are asked for: nothing of it is what was found.
+    run_vllm_bench(settings, replace(bench, max_tokens=8), console=console, json_file=None)
+    assert kept.stat().st_mtime_ns > written
+
+
+def test_the_table_is_whole_on_a_narrow_terminal() -> None:
+    names = ("all", *DOMAIN_TO_SET.values(), *GROUPS, "equal_share")
+    rows = [
+        {"concurrency": 1, "method": method, **dict.fromkeys(names, 123.45), "parts": {}}
+        for method in METHODS
+    ]
+    file = io.StringIO()
+    print_found({"table": rows}, Console(file=file, width=80))
+    printed = file.getvalue()
+    for word in (*METHODS, *names):
+        assert word in printed
+    assert printed.count("123.45") == len(METHODS) * len(names)
+    assert "…" not in printed
 
 
 @pytest.mark.usefixtures("two_sets")
 def test_an_engine_that_fails_is_named_with_its_log(tmp_path: Path) -> None:
-    with pytest.raises(VllmBenchError, match=r"none: the engine failed, see .*engine.log"):
+    with pytest.raises(VllmBenchError, match=r"\w+: the engine failed, see .*engine.log"):
         run_vllm_bench(
             Settings(model=ModelSettings(path=str(tmp_path))),
             plan(tmp_path, fake_vllm(tmp_path, status=3)),
             console=Console(quiet=True),
             json_file=None,
         )
+
+
+def test_a_learner_that_does_not_start_is_named_with_its_log(tmp_path: Path) -> None:
+    settings = Settings(
+        data=tmp_path / "data",
+        drafters=LOOKUPS,
+        model=ModelSettings(path=str(tmp_path / "nothing")),
+    )
+    python = fake_vllm(tmp_path)
+    engine = Engine(LEARNING, python, settings, {"passes": []}, has_learner=True)
+    with closing(engine):
+        with pytest.raises(VllmBenchError, match=r"the learner did not start, see .*learner.log"):
+            engine.await_start()
+        assert "nothing" in (settings.data / "learner.log").read_text()
 
 
 def test_without_vllms_environment_the_cure_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Settings: tables of one TOML file, overridden by the environment."""

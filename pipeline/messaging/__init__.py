@@ -1,0 +1,1 @@
+"""What travels: boards, inbox, topics, dead letters, schemas beside the event log."""

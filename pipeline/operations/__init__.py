@@ -1,0 +1,1 @@
+"""Looking after a stack: health, metrics, estimates, services on one machine."""

@@ -1,0 +1,1 @@
+"""Versions of drafters: stored, loaded, decided on, exported."""

@@ -1,0 +1,1 @@
+"""The proposer inside vLLM, connected: settings, event log, metrics."""
