@@ -167,8 +167,8 @@ def bench_vllm(
         num_orderings=num_orderings or (1 if quick else 3),
         max_tokens=64,
         exact_tokens=0 if quick else 32,
-        num_train=12 if quick else 40,
-        num_steps=150 if quick else 400,
+        num_train=12 if quick else 160,
+        num_steps=150 if quick else 1200,
         num_speculative_tokens=num_speculative_tokens,
         methods=methods,
     )

@@ -47,6 +47,7 @@ from pipeline.bench.vllm.result import (
     summary,
     table,
 )
+from pipeline.configuration.gate_settings import GateSection
 from pipeline.configuration.pool_settings import DrafterSettings
 from pipeline.configuration.settings import (
     ContentSettings,
@@ -63,10 +64,10 @@ HEAD = "head"
 METHODS = (NONE, NGRAM, SUFFIX, DRAFTLOOP, LEARNING)
 PROPOSER = "inference.vllm_plugin.DraftloopProposer"
 
-TRAINING_POSITIONS = 64
-"""Per weight update: an update takes a fraction of the time in which its event was served.
+TRAINING_POSITIONS, EVENTS_PER_RELEASE = 128, 8
+"""Per weight update, of which there is one per event, and events between two releases.
 
-That bounds the learner's share of the cores. With less priority than the engine, whose threads
+They bound the learner's share of the cores. With less priority than the engine, whose threads
 spin, it learns late: in 22 s of serving one version at niceness 10 and two at 0, at equal speed.
 """
 
@@ -106,8 +107,8 @@ class VllmBench:
     num_orderings: int = 3
     max_tokens: int = 64
     num_speculative_tokens: int = 4
-    num_train: int = 40
-    num_steps: int = 400
+    num_train: int = 160
+    num_steps: int = 1200
     methods: tuple[str, ...] = METHODS
     dtype: str = "bfloat16"
     exact_tokens: int = 32
@@ -214,8 +215,11 @@ def _settings(settings: Settings, bench: VllmBench, data: Path) -> Settings:
         learner=LearnerSettings(
             draft_vocabulary_size=DRAFT_VOCABULARY_SIZE,
             batch_size=TRAINING_POSITIONS,
-            publish_weights_every_events=4,
+            steps_per_event=1,
+            publish_weights_every_events=EVENTS_PER_RELEASE,
         ),
+        # A head that starts from nothing is asked only where it earns more than what is there.
+        gate=GateSection(enabled=False),
     )
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from pipeline.bench.vllm.result import VllmBenchError
 from pipeline.bench.vllm.runner import DONE
 from pipeline.configuration.settings import Settings, service_environment
-from pipeline.messaging.boards import LogReleaseBoard
+from pipeline.messaging.boards import LogPolicyBoard
 from pipeline.messaging.event_logs import open_log
 
 RUNNER = "pipeline.bench.vllm.runner"
@@ -136,12 +136,12 @@ class Engine:
             _pipe(pipe).close()
 
     def _await_learner(self) -> None:
-        """Wait for the first release, which says that everything is loaded."""
+        """Wait until the warm-up is learned, which says that all is loaded and compiled."""
         if self._learner is None:
             return
         deadline = time.monotonic() + ANSWER_SECONDS
         with closing(open_log(self._settings)) as log:
-            board = LogReleaseBoard(log, source="benchmark")
+            board = LogPolicyBoard(log, source="benchmark")
             while not board.read_all():
                 if self._learner.poll() is not None or time.monotonic() > deadline:
                     place = self._settings.data / LEARNER_LOG

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 
 from inference.drafters.frozen_rows import VOCABULARY, DraftVocabulary, FrozenRows, frequent_tokens
 from inference.drafters.hydra import ARCHITECTURE
+from inference.drafters.hydra_training import TrainableHydra
 from inference.target import Target
-from pipeline.bench.heads import (
-    answers_to,
-    cached_tensors,
-    head_snapshots,
-)
+from learner.examples import ExampleMemory, Segment
+from pipeline.bench.heads import BATCH_SIZE, NUM_LEVELS, SEED, answers_to, cached_tensors
 from pipeline.bench.vllm.prompts import PromptSet
 from pipeline.configuration.settings import Settings
 from pipeline.messaging.boards import LogReleaseBoard
@@ -24,10 +24,13 @@ from pipeline.messaging.event_logs import open_log
 from pipeline.releases.registry import DrafterRegistry
 from schemas.events import DrafterReleased, ReleaseState, Watermark
 
-RECIPE = 1
+RECIPE = 2
 """Counts the versions of the recipe below; a new one trains afresh."""
 
 MAX_TOKENS = 96
+
+PEAK_RATE, WARM_UP_SHARE = 2e-3, 0.02
+"""AdamW's step size rises to this within a share of the steps, and falls to nothing by a cosine."""
 
 DRAFT_VOCABULARY_SIZE, INNER_SIZE = 4096, 768
 """Half the bytes of the other benchmarks' heads: reading them is what a level costs, and rare
@@ -72,15 +75,55 @@ def _train(
         answers.counts, size=DRAFT_VOCABULARY_SIZE, vocab_size=target.vocab_size
     )
     rows = FrozenRows.of(target.embedding_rows, target.head_rows, vocabulary)
-    kept = head_snapshots(
-        rows,
-        answers.segments,
-        [num_steps],
-        what="a head",
-        console=console,
-        inner_size=INNER_SIZE,
+    return {VOCABULARY: vocabulary.token_ids} | trained_weights(
+        rows, answers.segments, num_steps, inner_size=INNER_SIZE, console=console
     )
-    return {VOCABULARY: vocabulary.token_ids} | kept[num_steps]
+
+
+def trained_weights(
+    rows: FrozenRows,
+    segments: Sequence[Segment],
+    num_steps: int,
+    *,
+    inner_size: int,
+    console: Console,
+) -> dict[str, torch.Tensor]:
+    """Train one head at leisure: all examples are there, and the step size ends at nothing.
+
+    Args:
+        rows: What the target lends.
+        segments: Training material, at least one example.
+        num_steps: Training steps, >= 1.
+        inner_size: Width of the mixing layer.
+        console: Where progress goes.
+
+    Returns:
+        Its weights in the target's type.
+
+    Raises:
+        ValueError: If the segments hold no example.
+    """
+    memory = ExampleMemory(max_positions=10**9)
+    for segment in segments:
+        memory.add(segment)
+    head = TrainableHydra("head", rows, inner_size=inner_size, seed=SEED)
+    weights = {name: one.requires_grad_() for name, one in head.initial_weights().items()}
+    optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, PEAK_RATE, num_steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
+    )
+    rng = np.random.default_rng(SEED)
+    for _ in track(range(num_steps), "training a head", console=console):
+        batch = memory.draw(BATCH_SIZE, NUM_LEVELS, rng)
+        if batch is None:
+            raise ValueError("the answers gave no training example")
+        optimizer.zero_grad()
+        torch.autograd.backward(head.loss(weights, batch))
+        torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        optimizer.step()
+        schedule.step()
+    artifact = head.artifact({name: one.detach() for name, one in weights.items()})
+    return {name: tensor for name, tensor in artifact.items() if name != VOCABULARY}
 
 
 def release_head(
