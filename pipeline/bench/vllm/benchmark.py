@@ -71,11 +71,13 @@ They bound the learner's share of the cores. With less priority than the engine,
 spin, it learns late: in 22 s of serving one version at niceness 10 and two at 0, at equal speed.
 """
 
+LEARNING_INNER_SIZE = 256
+"""Of the head that learns: it has too few examples to fill a wider one, which costs more."""
+
 LOOKUPS = (
     DrafterSettings(drafter_id="none", kind="none"),
     DrafterSettings(drafter_id="prompt-lookup", kind="prompt_lookup"),
     DrafterSettings(drafter_id="suffix", kind="suffix"),
-    DrafterSettings(drafter_id=HEAD, kind="hydra", inner_size=INNER_SIZE),
 )
 
 
@@ -200,13 +202,15 @@ def _folder(bench: VllmBench) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _settings(settings: Settings, bench: VllmBench, data: Path) -> Settings:
+def _settings(settings: Settings, bench: VllmBench, data: Path, method: str) -> Settings:
     """Return the settings of one engine's proposer and learner: their own event log."""
+    inner_size = LEARNING_INNER_SIZE if method == LEARNING else INNER_SIZE
+    head = DrafterSettings(drafter_id=HEAD, kind="hydra", inner_size=inner_size)
     return Settings(
         data=data,
         cache=settings.cache,
         model=settings.model,
-        drafters=LOOKUPS,
+        drafters=(*LOOKUPS, head),
         worker=WorkerSettings(
             worker_id="vllm", num_speculative_tokens=bench.num_speculative_tokens
         ),
@@ -246,7 +250,7 @@ def _served_side_by_side(
         with ExitStack() as stack:
             engines = {}
             for method in methods:
-                own = _settings(settings, bench, work / method)
+                own = _settings(settings, bench, work / method, method)
                 if method == DRAFTLOOP and head is not None:
                     release_head(own, head.target, HEAD, head.tensors)
                 job, has_learner = jobs[method], method == LEARNING
