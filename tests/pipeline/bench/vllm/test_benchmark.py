@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pipeline.bench.vllm import benchmark, result
 from pipeline.bench.vllm.benchmark import (
-    LOOKUPS,
+    HEAD,
     METHODS,
     VllmBench,
     engine_arguments,
@@ -36,6 +36,7 @@ from pipeline.bench.vllm.result import (
     summary,
     table,
 )
+from pipeline.configuration.pool_settings import DrafterSettings
 from pipeline.configuration.settings import ModelSettings, Settings
 
 SETS = ("left", "right")
@@ -280,7 +281,7 @@ def test_an_engine_that_fails_is_named_with_its_log(tmp_path: Path) -> None:
 def test_a_learner_that_does_not_start_is_named_with_its_log(tmp_path: Path) -> None:
     settings = Settings(
         data=tmp_path / "data",
-        drafters=LOOKUPS,
+        drafters=(DrafterSettings(drafter_id=HEAD, kind="hydra"),),
         model=ModelSettings(path=str(tmp_path / "nothing")),
     )
     python = fake_vllm(tmp_path)
