@@ -203,8 +203,12 @@ def _folder(bench: VllmBench) -> Iterator[Path]:
 
 
 def _settings(settings: Settings, bench: VllmBench, data: Path, method: str) -> Settings:
-    """Return the settings of one engine's proposer and learner: their own event log."""
-    inner_size = LEARNING_INNER_SIZE if method == LEARNING else INNER_SIZE
+    """Return the settings of one engine's proposer and learner: their own event log.
+
+    Only what a learner is there for is recorded.
+    """
+    learns = method == LEARNING
+    inner_size = LEARNING_INNER_SIZE if learns else INNER_SIZE
     head = DrafterSettings(drafter_id=HEAD, kind="hydra", inner_size=inner_size)
     return Settings(
         data=data,
@@ -214,8 +218,8 @@ def _settings(settings: Settings, bench: VllmBench, data: Path, method: str) -> 
         worker=WorkerSettings(
             worker_id="vllm", num_speculative_tokens=bench.num_speculative_tokens
         ),
-        content=ContentSettings(consenting_streams=(STREAM,)),
-        features=FeatureSettings(enabled=True),
+        content=ContentSettings(consenting_streams=(STREAM,) if learns else ()),
+        features=FeatureSettings(enabled=learns),
         learner=LearnerSettings(
             draft_vocabulary_size=DRAFT_VOCABULARY_SIZE,
             batch_size=TRAINING_POSITIONS,

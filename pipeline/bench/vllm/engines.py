@@ -101,19 +101,18 @@ class Engine:
             VllmBenchError: If the engine fails, or does not end its turn.
         """
         self._pause(signal.SIGCONT)
-        # One that has ended answers nothing, which says so.
-        with suppress(BrokenPipeError):
-            _pipe(self._process.stdin).write(b"\n")
+        self._go()
         answer = self._await_answer()
         self._pause(signal.SIGSTOP)
         return answer == DONE
 
     def found(self) -> Any:
-        """Return what it wrote, once its last turn is over.
+        """Return what it wrote, once its last turn is over, and let it end.
 
         Raises:
             VllmBenchError: If it does not end well.
         """
+        self._go()
         try:
             status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -147,6 +146,11 @@ class Engine:
                     place = self._settings.data / LEARNER_LOG
                     raise VllmBenchError(f"{self._method}: the learner did not start, see {place}")
                 time.sleep(0.2)
+
+    def _go(self) -> None:
+        # One that has ended answers nothing, which says so.
+        with suppress(BrokenPipeError):
+            _pipe(self._process.stdin).write(b"\n")
 
     def _await_answer(self) -> str:
         answers = _pipe(self._process.stdout)
