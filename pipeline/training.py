@@ -84,7 +84,7 @@ def training_settings(settings: Settings, head: DrafterSettings) -> TrainingSett
     """Return how one head is trained."""
     one = settings.learner
     return TrainingSettings(
-        num_levels=settings.worker.num_speculative_tokens,
+        num_levels=one.training_levels or settings.worker.num_speculative_tokens,
         batch_size=one.batch_size,
         steps_per_event=one.steps_per_event,
         memory_positions=head.memory_positions,

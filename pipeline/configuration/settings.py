@@ -167,6 +167,8 @@ class LearnerSettings(Section):
     """Weight updates after each event with content; 0 = learn selection only."""
     batch_size: int = Field(default=256, ge=1, le=1_000_000)
     """Positions per weight update."""
+    training_levels: int | None = Field(default=None, ge=1, le=64)
+    """Levels of every position that heads learn; unset = `worker.num_speculative_tokens`."""
     publish_policy_every_events: int = Field(default=1000, ge=1)
     """Most events that are learned before the policies they changed are published."""
     publish_policy_every_seconds: float = Field(default=0.1, ge=0.0)

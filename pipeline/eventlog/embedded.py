@@ -28,7 +28,9 @@ TOMBSTONE_RETENTION = timedelta(days=1)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_POLL_SECONDS = 0.01
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.01, 0.05
+"""Between two looks for a message, at first and, twice as long each time, at last: whoever waits
+long would wake up a hundred times a second for it, on cores that serve."""
 _MAX_READ_BYTES = 32 * 2**20
 
 
@@ -141,14 +143,15 @@ class EmbeddedEventLog:
         At most ``max_messages``, and fewer once they add up to 32 MiB.
         """
         topic_id = self._checked(topic, partition)
-        deadline = time.monotonic() + timeout_seconds
+        deadline, pause = time.monotonic() + timeout_seconds, _FIRST_POLL_SECONDS
         while True:
             with self._file.connection() as connection:
                 found = _select(connection, topic_id, partition, offset, max_messages)
             remaining = deadline - time.monotonic()
             if found or remaining <= 0:
                 return found
-            time.sleep(min(_POLL_SECONDS, remaining))
+            time.sleep(min(pause, remaining))
+            pause = min(2.0 * pause, _LONGEST_POLL_SECONDS)
 
     def begin_offset(self, topic: str, partition: int) -> int:
         """Return the first offset that may still be read."""
