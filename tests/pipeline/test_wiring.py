@@ -188,6 +188,8 @@ def test_settings_of_the_learner_reach_the_training() -> None:
     assert (found.release_every_events, found.keep_versions, found.seed) == (13, 17, 19)
     assert (found.memory_positions, found.gradient.learning_rate) == (23, 0.5)
     assert (found.replay_bytes, training_settings(Settings(), head).experts) == (29, None)
+    fewer = settings.learner.model_copy(update={"training_levels": 2})
+    assert training_settings(settings.model_copy(update={"learner": fewer}), head).num_levels == 2
     assert found.experts is not None
     assert found.experts.max_experts == 2
     drift = found.experts.drift

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,25 @@ def test_a_key_goes_to_its_crc32_partition(log: EmbeddedEventLog) -> None:
 def test_messages_without_key_take_turns(log: EmbeddedEventLog) -> None:
     places = log.append("plain", [Message(key=None, value=b"v") for _ in range(9)])
     assert sorted(places) == [(p, offset) for p in range(3) for offset in range(3)]
+
+
+def test_whoever_waits_long_looks_less_and_less_often(
+    log: EmbeddedEventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    seconds = 0.0
+
+    def sleep(pause: float) -> None:
+        nonlocal seconds
+        pauses.append(pause)
+        seconds += pause
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    assert log.read("plain", 0, 0, timeout_seconds=1.0) == []
+    assert pauses[:4] == pytest.approx([0.01, 0.02, 0.04, 0.05])
+    assert max(pauses) == 0.05
+    assert seconds == pytest.approx(1.0)
 
 
 def test_compaction_removes_what_is_superseded_and_renumbers_nothing(
