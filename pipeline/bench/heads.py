@@ -21,7 +21,7 @@ from inference.drafters.hydra import HydraDrafter
 from inference.drafters.hydra_training import TrainableHydra
 from inference.model_files import default_cache
 from inference.target import Target
-from learner.examples import ExampleMemory, Segment
+from learner.examples import ExampleMemory, Segment, TrainingBatch
 from learner.updates.online_gradient import OnlineGradient, OnlineGradientSettings
 
 RECIPE = 2
@@ -147,6 +147,25 @@ def draft_vocabulary(target: Target, counts: Mapping[int, int]) -> DraftVocabula
     return frequent_tokens(counts, size=size, vocab_size=target.vocab_size)
 
 
+def training_batches(segments: Iterable[Segment], *, what: str) -> Iterator[TrainingBatch]:
+    """Draw batches from all segments, without end and always the same.
+
+    Args:
+        segments: Training material.
+        what: Names the head in errors.
+
+    Raises:
+        ValueError: If the segments hold no example.
+    """
+    memory = ExampleMemory(max_positions=10**9)
+    for segment in segments:
+        memory.add(segment)
+    rng = np.random.default_rng(SEED)
+    while (batch := memory.draw(BATCH_SIZE, NUM_LEVELS, rng)) is not None:
+        yield batch
+    raise ValueError(f"the answers for {what} gave no training example")
+
+
 def head_snapshots(
     rows: FrozenRows,
     segments: Iterable[Segment],
@@ -169,17 +188,11 @@ def head_snapshots(
     Raises:
         ValueError: If the segments hold no example.
     """
-    memory = ExampleMemory(max_positions=10**9)
-    for segment in segments:
-        memory.add(segment)
     head = TrainableHydra("head", rows, inner_size=inner_size, seed=SEED)
     update = OnlineGradient(head.initial_weights(), OnlineGradientSettings())
-    rng, kept = np.random.default_rng(SEED), {}
+    batches, kept = training_batches(segments, what=what), {}
     for step in track(range(1, max(snapshots) + 1), f"training {what}", console=console):
-        batch = memory.draw(BATCH_SIZE, NUM_LEVELS, rng)
-        if batch is None:
-            raise ValueError(f"the answers for {what} gave no training example")
-        update.step(partial(head.loss, batch=batch))
+        update.step(partial(head.loss, batch=next(batches)))
         if step in snapshots:
             kept[step] = {k: v.clone() for k, v in head.artifact(update.weights).items()}
             del kept[step][VOCABULARY]

@@ -149,7 +149,8 @@ def bench_vllm(
 ) -> None:
     """Compare Draftloop inside an unmodified vLLM with vLLM's own methods, on first-seen prompts.
 
-    Wants quiet cores. The first run trains the head that is released (minutes; it is kept).
+    Wants quiet cores and about two hours. The first run trains the head that is released, some ten
+    minutes more; it is kept.
     """
     from pipeline.bench.vllm.benchmark import METHODS, VllmBench, run_vllm_bench
     from pipeline.configuration.settings import load_settings

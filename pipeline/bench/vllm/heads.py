@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -15,8 +14,8 @@ from inference.drafters.frozen_rows import VOCABULARY, DraftVocabulary, FrozenRo
 from inference.drafters.hydra import ARCHITECTURE
 from inference.drafters.hydra_training import TrainableHydra
 from inference.target import Target
-from learner.examples import ExampleMemory, Segment
-from pipeline.bench.heads import BATCH_SIZE, NUM_LEVELS, SEED, answers_to, cached_tensors
+from learner.examples import Segment
+from pipeline.bench.heads import SEED, answers_to, cached_tensors, training_batches
 from pipeline.bench.vllm.prompts import PromptSet
 from pipeline.configuration.settings import Settings
 from pipeline.messaging.boards import LogReleaseBoard
@@ -103,22 +102,16 @@ def trained_weights(
     Raises:
         ValueError: If the segments hold no example.
     """
-    memory = ExampleMemory(max_positions=10**9)
-    for segment in segments:
-        memory.add(segment)
     head = TrainableHydra("head", rows, inner_size=inner_size, seed=SEED)
     weights = {name: one.requires_grad_() for name, one in head.initial_weights().items()}
     optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, PEAK_RATE, num_steps, pct_start=WARM_UP_SHARE, cycle_momentum=False
     )
-    rng = np.random.default_rng(SEED)
+    batches = training_batches(segments, what="a head")
     for _ in track(range(num_steps), "training a head", console=console):
-        batch = memory.draw(BATCH_SIZE, NUM_LEVELS, rng)
-        if batch is None:
-            raise ValueError("the answers gave no training example")
         optimizer.zero_grad()
-        torch.autograd.backward(head.loss(weights, batch))
+        torch.autograd.backward(head.loss(weights, next(batches)))
         torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
         schedule.step()
